@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* commands.c - the table of commands, in the order of the help. */
 #include "common/cmd.h"
+#include "common/memory.h"
 #include "common/output.h"
 
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -76,11 +76,8 @@ static int hint_usage(const struct cmd *cmd)
 int cmd_usage(const struct cmd *cmd, const char *format, ...)
 {
     char text[512];
-    va_list args;
 
-    va_start(args, format);
-    vsnprintf(text, sizeof(text), format, args);
-    va_end(args);
+    WITH_ARGS(format, vsnprintf(text, sizeof(text), format, args));
     ending_dismiss();
     out_error("%s: %s", cmd->name, text);
     return hint_usage(cmd);
@@ -89,11 +86,8 @@ int cmd_usage(const struct cmd *cmd, const char *format, ...)
 int cmd_refuse(const struct cmd *cmd, const char *where, const char *format, ...)
 {
     char text[512];
-    va_list args;
 
-    va_start(args, format);
-    vsnprintf(text, sizeof(text), format, args);
-    va_end(args);
+    WITH_ARGS(format, vsnprintf(text, sizeof(text), format, args));
     if (where)
         out_error("%s: %s: %s", cmd->name, where, text);
     else

@@ -18,6 +18,7 @@
 
 #define LINKS_MAX 40 /* as in the kernel */
 #define TRIES 100
+#define RACES_MAX 1000 /* openat2() fails with EAGAIN when something was renamed while it resolved ".." */
 #define UNMAPPED 65534 /* the owner, in a user namespace, of files of all users who are not in it */
 
 mode_t dir_usual_mode(void)
@@ -232,109 +233,24 @@ struct dirent *dir_next(DIR **list)
     return entry;
 }
 
-/* --- below a root --- */
+/* --- without links --- */
 
-static int resolve(int dir, const char *path, int flags, unsigned how_to_resolve)
+int dir_resolve(int dir, const char *path, int flags, unsigned how_to_resolve)
 {
     struct open_how how = {.flags = (unsigned)flags | O_CLOEXEC, .resolve = how_to_resolve | RESOLVE_NO_MAGICLINKS};
-    int fd;
+    int fd, tries = 0;
 
     do
         fd = (int)syscall(SYS_openat2, dir, path, &how, sizeof(how));
-    while (fd < 0 && errno == EAGAIN);
+    while (fd < 0 && errno == EAGAIN && ++tries < RACES_MAX);
     return fd;
-}
-
-static int open_below(int root, const char *path)
-{
-    return resolve(root, path, O_PATH | O_DIRECTORY, RESOLVE_IN_ROOT);
 }
 
 int dir_open_within(int dir, const char *path, int flags)
 {
     if (dir >= 0)
-        return resolve(dir, path, flags, RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS);
+        return dir_resolve(dir, path, flags, RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS);
     errno = ENOENT;
-    return -1;
-}
-
-bool dir_has(int dir, const char *path)
-{
-    int fd = dir_open_within(dir, path, O_PATH | O_NOFOLLOW);
-
-    dir_close(fd);
-    return fd >= 0;
-}
-
-/* Makes the folder if it may. A name that is there is a folder that another process has just made, or leads nowhere. */
-static int make_below(int parent, const char *name, bool make)
-{
-    struct stat info;
-    int fd;
-
-    if (fstatat(parent, name, &info, AT_SYMLINK_NOFOLLOW) == 0)
-        return S_ISDIR(info.st_mode) ? 0 : ENOTDIR;
-    if (!make)
-        return ENOENT;
-    if (mkdirat(parent, name, 0755) != 0 && errno != EEXIST)
-        return errno;
-    fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    (void)!fchmod(fd, 0755); /* umask may have removed bits */
-    dir_close(fd);
-    return fd < 0 ? errno : 0;
-}
-
-int dir_path(int fd, char ret_path[PATH_MAX])
-{
-    char link[40];
-    ssize_t n;
-
-    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
-    n = readlink(link, ret_path, PATH_MAX - 1);
-    if (n < 0)
-        return errno;
-    ret_path[n] = '\0';
-    return 0;
-}
-
-int dir_open_below(const char *root, const char *path, bool make, char ret_path[PATH_MAX])
-{
-    int base = dir_open(root, false), at = base, number = base < 0 ? errno : 0, unnamed = 0;
-    const char *left = path, *rest = path;
-    char prefix[PATH_MAX];
-
-    while (number == 0 && *left) {
-        struct piece part = text_take(&left, "/");
-        char name[NAME_MAX + 1];
-        int fd;
-
-        if (part.n == 0)
-            continue;
-        snprintf(prefix, sizeof(prefix), "%.*s", (int)(part.text + part.n - path), path);
-        snprintf(name, sizeof(name), "%.*s", (int)part.n, part.text);
-        fd = open_below(base, prefix);
-        if (fd < 0 && (number = errno) == ENOENT && (number = make_below(at, name, make)) == 0 &&
-            (fd = open_below(base, prefix)) < 0)
-            number = errno;
-        if (fd < 0)
-            break;
-        if (at != base)
-            dir_close(at);
-        at = fd;
-        rest = left;
-    }
-    rest += strspn(rest, "/");
-    if ((number == 0 || (number == ENOENT && !make)) && (unnamed = dir_path(at, prefix)) == 0 &&
-        snprintf(ret_path, PATH_MAX, "%s%s%s", strcmp(prefix, "/") == 0 ? "" : prefix, *rest ? "/" : "", rest) >=
-            PATH_MAX)
-        unnamed = ENAMETOOLONG;
-    number = unnamed ? unnamed : number;
-    if (at != base)
-        dir_close(base);
-    if (number == 0)
-        return at;
-    dir_close(at);
-    errno = number;
     return -1;
 }
 
@@ -410,15 +326,6 @@ int dir_append_in(int dir, const char *name, mode_t mode)
     return fd;
 }
 
-int dir_append(const char *path, mode_t mode)
-{
-    const char *name;
-    int dir = dir_open_parent(path, false, &name), fd = dir < 0 ? -1 : dir_append_in(dir, name, mode);
-
-    dir_close(dir);
-    return fd;
-}
-
 int dir_overwrite(const char *path)
 {
     int fd = open_path(path, false), result;
@@ -433,20 +340,6 @@ int dir_overwrite(const char *path)
     if (result >= 0)
         (void)!fcntl(result, F_SETFL, 0); /* O_NONBLOCK is for the open() of a pipe that nobody reads */
     return result;
-}
-
-int dir_move_in(int dir, const char *from, const char *to)
-{
-    return renameat(dir, from, dir, to) == 0 ? 0 : errno;
-}
-
-int dir_link(const char *target, const char *path)
-{
-    const char *name;
-    int dir = dir_open_parent(path, true, &name), number = dir < 0 || symlinkat(target, dir, name) != 0 ? errno : 0;
-
-    dir_close(dir);
-    return number;
 }
 
 int write_all(int fd, const void *data, size_t bytes)

@@ -35,27 +35,17 @@ int dir_open(const char *path, bool make);
 /* The folder of a file, and the file's name within `path`. */
 int dir_open_parent(const char *path, bool make, const char **ret_name);
 
-/* The absolute path of what was opened, without links. */
-int dir_path(int fd, char ret_path[PATH_MAX]);
-
 /* A folder in one (O_PATH), which is no link; with `make` it is made. */
 int dir_open_in(int dir, const char *name, bool make);
 
 /* One folder, in one that is there; EEXIST: something has that name. */
 int dir_make(const char *path, mode_t mode);
 
-/*
- * The folder `path` (O_PATH) below the folder `root` (RESOLVE_IN_ROOT: absolute links and ".." stay in it), and its
- * absolute path without links, also if it is missing (ENOENT). With `make`, folders are made, 0755. ENOSYS: Linux
- * before 5.6, or a seccomp filter.
- */
-int dir_open_below(const char *root, const char *path, bool make, char ret_path[PATH_MAX]);
+/* openat2(2), never through links of /proc: `how_to_resolve` is of RESOLVE_*. ENOSYS: Linux before 5.6, or a filter. */
+int dir_resolve(int dir, const char *path, int flags, unsigned how_to_resolve);
 
 /* A file or folder `path` below the folder, without any link in it; ENOENT also if `dir` is -1. */
 int dir_open_within(int dir, const char *path, int flags);
-
-/* Is there something of that name, or a link? */
-bool dir_has(int dir, const char *path);
 
 /* A new file in the folder, to write to; one of that name is removed before. */
 int dir_create(int dir, const char *name, mode_t mode);
@@ -70,23 +60,16 @@ int dir_write(int dir, const char *name, const void *data, size_t bytes, mode_t 
 int dir_read_in(int dir, const char *name);
 
 /* A regular file with only this name, to append to and to read; made with `mode` if it is missing. */
-int dir_append(const char *path, mode_t mode);
 int dir_append_in(int dir, const char *name, mode_t mode);
 
 /* An existing file of any type, to write to; it is truncated. */
 int dir_overwrite(const char *path);
-
-/* Renames a file in the folder, and replaces one that has the new name. */
-int dir_move_in(int dir, const char *from, const char *to);
 
 /* The folder of that name in the folder, which is no link, to list it; NULL with errno. */
 DIR *dir_list(int dir, const char *name);
 
 /* The next entry but "." and ".."; NULL: there is none, and the list is closed. It may be NULL. */
 struct dirent *dir_next(DIR **list);
-
-/* A link. */
-int dir_link(const char *target, const char *path);
 
 /* Random characters, as of mkostemp(), in place of the last six of the name. */
 void dir_random(char *name);

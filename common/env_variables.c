@@ -5,7 +5,6 @@
 #include "common/text.h"
 
 #include <errno.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -60,11 +59,7 @@ bool variable_is_true(const char *value)
 
 static bool __attribute__((format(printf, 3, 4))) refuse(char *ret_why, size_t bytes, const char *format, ...)
 {
-    va_list args;
-
-    va_start(args, format);
-    vsnprintf(ret_why, bytes, format, args);
-    va_end(args);
+    WITH_ARGS(format, vsnprintf(ret_why, bytes, format, args));
     return false;
 }
 

@@ -28,12 +28,3 @@ int json_int(const json_t *object, const char *key)
 
     return value < INT_MIN || value > INT_MAX ? 0 : (int)value;
 }
-
-void json_copy_members(json_t *into, const json_t *from, const char *const *keys)
-{
-    for (; *keys; keys++) {
-        json_t *value = json_object_get(from, *keys);
-
-        json_object_set_new(into, *keys, value ? json_incref(value) : json_null());
-    }
-}

@@ -9,8 +9,8 @@
 const char *json_text(const json_t *object, const char *key);
 const char *json_text_at(const json_t *array, size_t i);
 
-/* Sets these members to those of another object, also NULL; to null where that has none. `keys` ends with NULL. */
-void json_copy_members(json_t *into, const json_t *from, const char *const *keys);
+/* Each item of an array; none if it is of another type. */
+#define FOR_JSON(item, array) for (size_t item##_at = 0; (item = json_array_get(array, item##_at)); item##_at++)
 
 /* A number; 0 if there is none. The other: a whole number; 0 also for one that is beyond an int. */
 double json_number(const json_t *object, const char *key);

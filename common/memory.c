@@ -49,13 +49,7 @@ char *memory_vprintf(const char *format, va_list args)
 
 char *memory_printf(const char *format, ...)
 {
-    va_list args;
-    char *text;
-
-    va_start(args, format);
-    text = memory_vprintf(format, args);
-    va_end(args);
-    return text;
+    return WITH_ARGS(format, memory_vprintf(format, args));
 }
 
 FILE *memory_stream(char **ret_text, size_t *ret_bytes)

@@ -10,7 +10,6 @@
 #include <getopt.h>
 #include <inttypes.h>
 #include <limits.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,11 +28,7 @@ struct parser {
 
 static int __attribute__((format(printf, 2, 3))) reject(struct parser *parser, const char *format, ...)
 {
-    va_list args;
-
-    va_start(args, format);
-    vsnprintf(parser->error, parser->error_bytes, format, args);
-    va_end(args);
+    WITH_ARGS(format, vsnprintf(parser->error, parser->error_bytes, format, args));
     return CMD_USAGE;
 }
 

@@ -10,7 +10,6 @@
 #include <epkit/types.h>
 #include <errno.h>
 #include <libsmartcols.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -58,12 +57,8 @@ static char *__attribute__((format(printf, 1, 0))) make_text(const char *format,
 
 void out_verdict(enum out_tone tone, const char *format, ...)
 {
-    va_list args;
-    char *text;
+    char *text = WITH_ARGS(format, make_text(format, args));
 
-    va_start(args, format);
-    text = make_text(format, args);
-    va_end(args);
     progress_hide();
     ending_dismiss();
     out_tone(stdout, tone);
@@ -93,12 +88,8 @@ static void print_line(const char *text)
 
 void out_message(enum out_tone tone, const char *format, ...)
 {
-    va_list args;
-    char *text;
+    char *text = WITH_ARGS(format, make_line(format, args));
 
-    va_start(args, format);
-    text = make_line(format, args);
-    va_end(args);
     progress_hide();
     fflush(stdout);
     fputs("epkit: ", stderr);
@@ -113,12 +104,8 @@ void out_message(enum out_tone tone, const char *format, ...)
 
 void out_detail(const char *key, const char *label, const char *format, ...)
 {
-    va_list args;
-    char *text;
+    char *text = WITH_ARGS(format, make_line(format, args));
 
-    va_start(args, format);
-    text = make_line(format, args);
-    va_end(args);
     progress_hide();
     fprintf(stderr, "       %s", label);
     print_line(text);

@@ -5,7 +5,6 @@
 
 #include "base/clock.h"
 
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
@@ -90,14 +89,10 @@ void progress_tick(void)
 
 void progress_update(long done, long total, const char *format, ...)
 {
-    va_list args;
-
     if (!progress.active)
         return;
     progress.done = done;
     progress.total = total;
-    va_start(args, format);
-    vsnprintf(progress.text, sizeof(progress.text), format, args);
-    va_end(args);
+    WITH_ARGS(format, vsnprintf(progress.text, sizeof(progress.text), format, args));
     progress_tick();
 }

@@ -163,8 +163,7 @@ int secret_after_option(const json_t *words, size_t program, size_t at)
 {
     const struct piece name = word_of(words, program), word = word_of(words, at);
 
-    for (size_t i = 0; i < COUNT(programs_with_options); i++) {
-        const struct program *row = &programs_with_options[i];
+    FOR_EACH (row, programs_with_options, COUNT(programs_with_options)) {
         size_t option = at;
         bool is_certain;
 

@@ -12,13 +12,8 @@
  * that does not fit is "'...'". Returns ret_word.
  */
 #define SHELL_WORD_BYTES 1200 /* enough for 253 quotes, a name of Kubernetes */
+#define SHELL_PLAIN "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./+,:=@%-"
 const char *shell_quote(const char *text, char *ret_word, size_t bytes);
-
-/* shell_operand() quotes an operand: "-- " is in front of one that would be an option. */
-const char *shell_operand(const char *text, char *ret_word, size_t bytes);
-
-/* Is it a command of this program with words as shell_quote() writes them? Then a shell runs nothing else of it. */
-bool shell_is_command(const char *text, const char *program);
 
 /* Writes `text`, byte by byte, in single quotes, for scripts. */
 void shell_write(FILE *stream, const char *text);

@@ -3,7 +3,6 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
@@ -97,12 +96,8 @@ struct text text_in(char *bytes, size_t room)
 
 void text_add(struct text *text, const char *format, ...)
 {
-    va_list args;
-    int n;
+    int n = WITH_ARGS(format, vsnprintf(text->bytes + text->n, text->room - text->n, format, args));
 
-    va_start(args, format);
-    n = vsnprintf(text->bytes + text->n, text->room - text->n, format, args);
-    va_end(args);
     text->n += n > 0 ? (size_t)n : 0;
     if (text->n >= text->room)
         text->n = text->room - 1;
@@ -111,11 +106,8 @@ void text_add(struct text *text, const char *format, ...)
 void text_append(char *text, size_t room, const char *format, ...)
 {
     size_t n = strlen(text);
-    va_list args;
 
-    va_start(args, format);
-    vsnprintf(text + n, room - n, format, args);
-    va_end(args);
+    WITH_ARGS(format, vsnprintf(text + n, room - n, format, args));
 }
 
 int text_number(const char *text, size_t n, int most)

@@ -3,12 +3,18 @@
 #ifndef EP_COMMON_TEXT_H
 #define EP_COMMON_TEXT_H
 
+#include "memory.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <time.h>
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+/* Each of the n elements of an array, as a pointer. */
+#define FOR_EACH(element, array, n)                                                                                    \
+    for (__typeof__((array)[0]) *element = (array), *element##_end = element + (n); element < element##_end; element++)
 
 /* Of the numbers `i` from 0 to n - 1: how many meet the condition, whether any does, and the first; -1: none. */
 #define COUNT_OF(i, n, condition)                                                                                      \

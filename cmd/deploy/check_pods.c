@@ -65,6 +65,15 @@ static const struct lookup document_lookups[] = {
     {"spec/csi/driver", &missing_driver, UNMOUNTED},
 };
 
+const char *shell_operand(const char *text, char *ret_word, size_t bytes)
+{
+    if (*text != '-')
+        return shell_quote(text, ret_word, bytes);
+    snprintf(ret_word, bytes, "-- ");
+    shell_quote(text, ret_word + 3, bytes - 3);
+    return ret_word;
+}
+
 /* In a fix, names are words of a command. */
 static json_t *fill_in(const char *template, const char *name, const char *space, bool is_fix)
 {

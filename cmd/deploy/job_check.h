@@ -34,6 +34,9 @@ void check_count_gpus(struct check *check);
 long long check_node_room(const struct check *check, const json_t *node, const struct deploy_set *set,
                           const json_t *labels);
 
+/* shell_quote() of an operand: "-- " is in front of one that would be an option. */
+const char *shell_operand(const char *text, char *ret_word, size_t bytes);
+
 void check_pods(struct check *check);          /* refusals by controllers and the kubelet */
 void check_queue(struct check *check);         /* messages of Kueue */
 void check_nodes(struct check *check);         /* messages of the scheduler */

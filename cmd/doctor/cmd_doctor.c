@@ -204,9 +204,7 @@ static int print_plan(const struct diagnosis *diagnosis)
 {
     int n = 0, n_left = 0;
 
-    for (int i = 0; i < diagnosis->n; i++) {
-        const struct doctor_result *result = &diagnosis->results[i];
-
+    FOR_EACH (result, diagnosis->results, diagnosis->n) {
         if (!is_planned(result))
             continue;
         if (n++ == 0)
@@ -214,9 +212,7 @@ static int print_plan(const struct diagnosis *diagnosis)
         out_line("%2d. %s", n, result->fix);
         out_line("    fixes %s: %s", result->check->id, result->text);
     }
-    for (int i = 0; i < diagnosis->n; i++) {
-        const struct doctor_result *result = &diagnosis->results[i];
-
+    FOR_EACH (result, diagnosis->results, diagnosis->n) {
         if (result->outcome != DOCTOR_FOUND || is_planned(result))
             continue;
         if (n_left++ == 0)

@@ -286,13 +286,10 @@ static json_t *make_document(const char *command, const struct answers *answers,
 {
     json_t *document = out_document(command), *list = json_array();
 
-    for (int i = 0; i < answers->hosts.n; i++) {
-        const struct node *node = &answers->nodes[i];
-
+    FOR_EACH (node, answers->nodes, answers->hosts.n)
         json_array_append_new(list, json_pack("{s:s, s:b, s:s?, s:s?, s:O?}", "host", node->name, "answered",
                                               node->document != NULL, "failed_at", node->document ? NULL : node->layer,
                                               "why", node->document ? NULL : node->why, "document", node->document));
-    }
     json_object_set_new(document, "verdict", out_text(verdict));
     json_object_set_new(document, "hosts", list);
     json_object_set(document, "differences", outcome->differences);

@@ -61,11 +61,8 @@ static json_t *nic_facts(const struct topo *topo)
     static const char *const layers[] = {"unknown", "InfiniBand", "Ethernet"};
     json_t *nics = json_array();
 
-    for (int i = 0; i < topo->n_nics; i++) {
-        const struct topo_nic *nic = &topo->nics[i];
-
-        for (int p = 0; p < nic->n_ports; p++) {
-            const struct topo_port *port = &nic->ports[p];
+    FOR_EACH (nic, topo->nics, topo->n_nics) {
+        FOR_EACH (port, nic->ports, nic->n_ports) {
             char name[128];
 
             snprintf(name, sizeof(name), "%.100s:%d", nic->name, port->number);
@@ -85,8 +82,7 @@ static json_t *environment_facts(struct source *source)
     struct source_environment environment = source_environment(source);
     json_t *facts = json_object();
 
-    for (size_t i = 0; i < environment.n; i++) {
-        const struct source_variable *variable = &environment.variables[i];
+    FOR_EACH (variable, environment.variables, environment.n) {
         char name[256], value[2048];
 
         /* Those of epkit apply to a single run, and one is a secret. */

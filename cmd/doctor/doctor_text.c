@@ -49,8 +49,7 @@ static const char *network_name(const struct topo *topo, const struct topo_nic *
 
 static void count_ports(const struct topo *topo, json_t *kinds)
 {
-    for (int i = 0; i < topo->n_nics; i++) {
-        const struct topo_nic *nic = &topo->nics[i];
+    FOR_EACH (nic, topo->nics, topo->n_nics) {
         const char *access = nic->access == TOPO_ACCESS_NO ? " (not accessible)" : "";
         char name[96];
 
@@ -93,14 +92,11 @@ static const struct doctor_result *first_of(const struct diagnosis *diagnosis, e
 {
     const struct doctor_result *first = NULL;
 
-    for (int i = 0; i < diagnosis->n; i++) {
-        const struct doctor_result *result = &diagnosis->results[i];
-
+    FOR_EACH (result, diagnosis->results, diagnosis->n)
         if (result->outcome == outcome &&
             (!first || (outcome == DOCTOR_FOUND ? result->severity > first->severity
                                                 : doctor_is_inconclusive(result) > doctor_is_inconclusive(first))))
             first = result;
-    }
     return first;
 }
 
@@ -126,9 +122,8 @@ static void add_stacks(const struct doctor_machine *machine, char *text, size_t 
 {
     json_t *rows = diagnosis_stacks(machine, NULL, 0), *row;
     const char *before = "; runs here: ";
-    size_t i;
 
-    json_array_foreach (rows, i, row)
+    FOR_JSON (row, rows)
         if (strcmp(json_text(row, "state"), "runs") == 0) {
             text_append(text, bytes, "%s%s %s", before, json_text(row, "title"), json_text(row, "version"));
             text[strlen(text) - text_ends(text, " ")] = '\0';
@@ -255,9 +250,7 @@ static void print_findings(const struct diagnosis *diagnosis)
 /* Prints what is not known, and what to do about it. */
 static void print_unknown(const struct diagnosis *diagnosis)
 {
-    for (int i = 0; i < diagnosis->n; i++) {
-        const struct doctor_result *result = &diagnosis->results[i];
-
+    FOR_EACH (result, diagnosis->results, diagnosis->n) {
         if (result->outcome != DOCTOR_UNKNOWN)
             continue;
         out_line("\n%s (%s): not known", result->check->id, result->check->group);
@@ -348,11 +341,10 @@ static void print_stacks(json_t *rows)
                                                 {"STATE", "state", 0, 0},
                                                 {"WHAT", "text", 0, OUT_TRUNC}};
     json_t *row;
-    size_t i;
 
     out_line("%s", "");
     OUT_PRINT(columns, json_incref(rows));
-    json_array_foreach (rows, i, row) {
+    FOR_JSON (row, rows) {
         if (strcmp(json_text(row, "state"), "runs") == 0)
             continue;
         out_line("\n%s", json_text(row, "name"));

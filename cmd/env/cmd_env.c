@@ -84,14 +84,11 @@ static int env_execute(const struct doctor_machine *machine, char **command)
     int gpu = advice_gpu_of(machine->topo, own_env, NULL);
     int error;
 
-    for (int i = 0; i < machine->advice->n; i++) {
-        const struct advice_row *row = &machine->advice->rows[i];
-
+    FOR_EACH (row, machine->advice->rows, machine->advice->n)
         if (!apply(machine, row, gpu, command)) {
             out_error("%s could not be set: %s", row->name, strerror(errno));
             return CMD_FAILED;
         }
-    }
     fflush(stdout);
     inherited_restore();
     execvp(command[0], command);
@@ -260,13 +257,10 @@ static json_t *audit_json(const struct doctor_machine *machine, bool advice)
 {
     json_t *rows = json_array();
 
-    for (int i = 0; i < machine->audit->n; i++) {
-        const struct audit_row *row = &machine->audit->rows[i];
-
+    FOR_EACH (row, machine->audit->rows, machine->audit->n)
         if (is_advice(machine, row) == advice)
             json_array_append_new(rows, make_row(row->name, row->kind == AUDIT_MISSING ? NULL : row->value, row->kind,
                                                  row->advised, row->text));
-    }
     return rows;
 }
 
@@ -280,9 +274,8 @@ static int find_row(const json_t *rows, const char *name)
 static void add_findings(json_t *findings, json_t *faults, json_t *advice)
 {
     json_t *row;
-    size_t i;
 
-    json_array_foreach (findings, i, row) {
+    FOR_JSON (row, findings) {
         bool is_fault = strcmp(json_text(row, "kind"), "harmful") == 0;
         int advised = find_row(advice, json_text(row, "name"));
 

@@ -76,9 +76,7 @@ static void write_list(FILE *stream, const struct doctor_machine *machine, bool 
                 is_k8s ? "For 'env:' of a container in a pod."
                        : "For 'docker run --env-file FILE', and podman. A value reaches to the end of its line and is "
                          "taken as it stands.");
-    for (int i = 0; i < machine->advice->n; i++) {
-        const struct advice_row *row = &machine->advice->rows[i];
-
+    FOR_EACH (row, machine->advice->rows, machine->advice->n) {
         fputs(is_k8s ? "" : "\n", stream);
         if (comment_row(stream, row))
             continue;
@@ -200,9 +198,7 @@ static void write_ranks(FILE *stream, const struct doctor_machine *machine, bool
     if (!is_prolog)
         env_comment(stream, rank_text);
     write_rank(stream, machine->topo);
-    for (int i = 0; i < machine->advice->n; i++) {
-        const struct advice_row *row = &machine->advice->rows[i];
-
+    FOR_EACH (row, machine->advice->rows, machine->advice->n) {
         if (row->scope != ADVICE_RANK)
             continue;
         env_comment(stream, row->reason);
@@ -252,9 +248,7 @@ static void env_write_sh(FILE *stream, const struct doctor_machine *machine, boo
     env_comment(stream, is_prolog ? prolog_use : script_use);
     if (prepends)
         fputs(part("prepend"), stream);
-    for (int i = 0; i < machine->advice->n; i++) {
-        const struct advice_row *row = &machine->advice->rows[i];
-
+    FOR_EACH (row, machine->advice->rows, machine->advice->n) {
         if (row->scope == ADVICE_RANK)
             continue;
         putc('\n', stream);
@@ -287,8 +281,7 @@ json_t *env_json(const struct doctor_machine *machine)
     static const char *const scopes[] = {[ADVICE_NODE] = "node", [ADVICE_RANK] = "rank", [ADVICE_PROGRAM] = "program"};
     json_t *rows = json_array();
 
-    for (int i = 0; i < machine->advice->n; i++) {
-        const struct advice_row *row = &machine->advice->rows[i];
+    FOR_EACH (row, machine->advice->rows, machine->advice->n) {
         bool has_value = !row->unset && row->scope != ADVICE_RANK;
         json_t *values = row->scope == ADVICE_RANK ? json_array() : json_null();
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* choose.c - finds the recipe of a command line, and the values of its variables. */
-#include "common/dir.h"
 #include "common/memory.h"
 #include "common/output.h"
+#include "dir_below.h"
 #include "install_output.h"
 
 #include <errno.h>

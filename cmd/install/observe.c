@@ -2,10 +2,10 @@
 /* observe.c - what the user sees while steps run, and the signals that interrupt. */
 #include "install.h"
 
+#include "common/memory.h"
 #include "common/output.h"
 
 #include <signal.h>
-#include <stdarg.h>
 
 static struct {
     bool is_quiet, has_started;
@@ -44,11 +44,8 @@ bool observe_is_interrupted(void)
 void observe_line(const char *format, ...)
 {
     char text[512];
-    va_list args;
 
-    va_start(args, format);
-    vsnprintf(text, sizeof(text), format, args);
-    va_end(args);
+    WITH_ARGS(format, vsnprintf(text, sizeof(text), format, args));
     progress_hide();
     if (observed.is_quiet)
         fprintf(stderr, "%s\n", text);

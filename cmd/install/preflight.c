@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* preflight.c - may this recipe be applied to this machine? Runs before anything changes. */
 #include "base/error.h"
+#include "common/memory.h"
 #include "install.h"
 #include "machine/software/read_software.h"
 
 #include <ctype.h>
 #include <elf.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/statvfs.h>
@@ -17,15 +17,12 @@ static void __attribute__((format(printf, 4, 5)))
 row(struct install *install, const char *name, int result, const char *format, ...)
 {
     struct preflight_row *at = &install->preflight[install->n_preflight];
-    va_list args;
 
     if (install->n_preflight == PREFLIGHT_MAX)
         return;
     at->name = name;
     at->result = result;
-    va_start(args, format);
-    vsnprintf(at->text, sizeof(at->text), format, args);
-    va_end(args);
+    WITH_ARGS(format, vsnprintf(at->text, sizeof(at->text), format, args));
     install->n_preflight++;
 }
 

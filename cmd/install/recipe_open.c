@@ -2,15 +2,15 @@
 /* recipe_open.c - opens and closes an installation: paths, the lock, the journal, the results of the checks. */
 #include "base/clock.h"
 #include "base/error.h"
-#include "common/dir.h"
+#include "common/memory.h"
 #include "common/temporary.h"
+#include "dir_below.h"
 #include "install.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
@@ -24,11 +24,7 @@
 
 enum install_result install_fail(struct install *install, const char *format, ...)
 {
-    va_list args;
-
-    va_start(args, format);
-    vsnprintf(install->failure, sizeof(install->failure), format, args);
-    va_end(args);
+    WITH_ARGS(format, vsnprintf(install->failure, sizeof(install->failure), format, args));
     return INSTALL_FAILED;
 }
 

@@ -8,7 +8,6 @@
 #include "recipe.h"
 
 #include <ctype.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -203,13 +202,10 @@ static ep_status __attribute__((format(printf, 2, 3)))
 refuse_value(const struct recipe_input *input, const char *format, ...)
 {
     char text[400];
-    va_list args;
 
     if (input->is_value_refused)
         *input->is_value_refused = true;
-    va_start(args, format);
-    vsnprintf(text, sizeof(text), format, args);
-    va_end(args);
+    WITH_ARGS(format, vsnprintf(text, sizeof(text), format, args));
     return ep_fail(EP_E_ARG, "%s", text);
 }
 

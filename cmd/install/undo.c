@@ -5,8 +5,8 @@
  * version of the recipe. The folder is removed when the step is undone, so that a run that is killed can be repeated.
  */
 #include "base/error.h"
-#include "common/dir.h"
 #include "common/text.h"
+#include "dir_below.h"
 #include "install.h"
 
 #include <errno.h>

@@ -11,7 +11,6 @@
 
 #include <errno.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -28,11 +27,8 @@
 void launch_note(struct launch *launch, const char *format, ...)
 {
     char text[1024];
-    va_list args;
 
-    va_start(args, format);
-    vsnprintf(text, sizeof(text), format, args);
-    va_end(args);
+    WITH_ARGS(format, vsnprintf(text, sizeof(text), format, args));
     text_clean(text, text, sizeof(text)); /* names and dates in it may be a stranger's */
     launch_log(launch, text);
     out_note("%s", text);

@@ -4,7 +4,7 @@
 #define EP_NICS_NICS_H
 
 #include "common/cmd.h"
-#include "machine/hardware/counters.h"
+#include "counter_sample.h"
 #include "machine/hardware/topo.h"
 
 #include <jansson.h>

@@ -5,7 +5,6 @@
 #include "common/memory.h"
 #include "common/text.h"
 
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -175,11 +174,8 @@ static void __attribute__((format(printf, 3, 4)))
 add_fault(const struct nics_device *device, struct nics_verdict *verdict, const char *format, ...)
 {
     char text[78];
-    va_list args;
 
-    va_start(args, format);
-    vsnprintf(text, sizeof(text), format, args);
-    va_end(args);
+    WITH_ARGS(format, vsnprintf(text, sizeof(text), format, args));
     if (verdict->n_faults++ < (int)(sizeof(verdict->faults) / sizeof(verdict->faults[0])))
         snprintf(verdict->faults[verdict->n_faults - 1], sizeof(verdict->faults[0]), "%s: %s", device->label, text);
 }

@@ -10,7 +10,6 @@
 
 #include <ctype.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,11 +19,8 @@
 void feed(struct parser *parser, bool (*reader)(struct parser *, const char *), const char *format, ...)
 {
     char line[512];
-    va_list arguments;
 
-    va_start(arguments, format);
-    vsnprintf(line, sizeof(line), format, arguments);
-    va_end(arguments);
+    WITH_ARGS(format, vsnprintf(line, sizeof(line), format, args));
     line[prefix_clean(line, strlen(line))] = '\0'; /* texts of a document may hold any character */
     (void)reader(parser, line);
 }

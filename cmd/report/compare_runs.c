@@ -147,7 +147,7 @@ static json_t *about(const json_t *document)
 {
     json_t *object = json_object();
 
-    json_copy_members(object, document, TEXTS("folder", "date", "commit", "hardware", "nodes", "result"));
+    report_copy_members(object, document, TEXTS("folder", "date", "commit", "hardware", "nodes", "result"));
     return object;
 }
 

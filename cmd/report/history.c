@@ -18,6 +18,15 @@
 #define LOCK_MS 10000
 #define LOCK_POLL_MS 20
 
+void report_copy_members(json_t *into, const json_t *from, const char *const *keys)
+{
+    for (; *keys; keys++) {
+        json_t *value = json_object_get(from, *keys);
+
+        json_object_set_new(into, *keys, value ? json_incref(value) : json_null());
+    }
+}
+
 json_t *report_history_entry(const json_t *document)
 {
     const json_t *host = json_array_get(json_object_get(document, "hosts"), 0);
@@ -25,8 +34,8 @@ json_t *report_history_entry(const json_t *document)
                               json_text(document, "launched_by"), "driver", json_text(host, "driver"), "kernel",
                               json_text(host, "kernel"), "gpu", json_text(host, "gpu"));
 
-    json_copy_members(entry, document,
-                      TEXTS("date", "job", "hardware", "nodes", "commit", "result", "folder", "figures"));
+    report_copy_members(entry, document,
+                        TEXTS("date", "job", "hardware", "nodes", "commit", "result", "folder", "figures"));
     return entry;
 }
 
@@ -78,10 +87,19 @@ static bool ends_within_line(int fd, off_t bytes)
     return bytes > 0 && pread(fd, &last, 1, bytes - 1) == 1 && last != '\n';
 }
 
+static int open_history(const char *path)
+{
+    const char *name;
+    int dir = dir_open_parent(path, false, &name), fd = dir < 0 ? -1 : dir_append_in(dir, name, dir_usual_mode());
+
+    dir_close(dir);
+    return fd;
+}
+
 /* The lock excludes other writers; a line truncated by a full disk is removed. */
 int report_history_add(const char *path, const json_t *entry)
 {
-    int fd = dir_append(path, dir_usual_mode()), error = fd < 0 ? errno : lock(fd);
+    int fd = open_history(path), error = fd < 0 ? errno : lock(fd);
     json_t *shown = redact_document(entry);
     char *text = stream_json_text(shown, JSON_COMPACT | JSON_REAL_PRECISION(9)), *line = NULL;
     off_t before;

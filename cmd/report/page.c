@@ -55,12 +55,7 @@ void page_end(FILE *stream)
 
 void page_item(FILE *stream, const char *tone, const char *check, const char *format, ...)
 {
-    va_list args;
-    char *text;
-
-    va_start(args, format);
-    text = memory_vprintf(format, args);
-    va_end(args);
+    char *text = WITH_ARGS(format, memory_vprintf(format, args));
     page_print(stream, "<li class=\"%s\">%s", tone, text);
     if (*check)
         page_print(stream, " <code>epkit doctor --only %s</code>", check);
@@ -70,13 +65,9 @@ void page_item(FILE *stream, const char *tone, const char *check, const char *fo
 
 void page_pair(struct page_bars *bars, double first, double second, const char *label, ...)
 {
-    va_list args;
-
     if (bars->n == COUNT(bars->pairs))
         return;
-    va_start(args, label);
-    vsnprintf(bars->pairs[bars->n].label, sizeof(bars->pairs[0].label), label, args);
-    va_end(args);
+    WITH_ARGS(label, vsnprintf(bars->pairs[bars->n].label, sizeof(bars->pairs[0].label), label, args));
     bars->pairs[bars->n].values[0] = first;
     bars->pairs[bars->n++].values[1] = second;
 }

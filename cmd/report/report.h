@@ -22,6 +22,9 @@ json_t *report_gather(const struct folder *folder, json_t *parsed);
  */
 json_t *report_figures(const json_t *document);
 
+/* Sets these members to those of another object, also NULL; to null where that has none. `keys` ends with NULL. */
+void report_copy_members(json_t *into, const json_t *from, const char *const *keys);
+
 /*
  * Compares B with A: {"rows": [{figure, unit, a, b, change, noise, rating}], "regressions", "improvements", "verdict"}.
  * A positive change is an improvement. Changes below the share `noise` are insignificant; a figure with at least four

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "page.h"
 
+#include "common/memory.h"
+
 #include <math.h>
-#include <stdarg.h>
 
 /* Small: a page as wide as a phone shows it at its size. */
 #define WIDTH 420.0
@@ -19,12 +20,9 @@ static const int colours[SVG_MAX_SERIES] = {0, 2, 3, 4, 5, 1};
 struct svg_series *svg_begin(struct svg_plot *plot, const char *name, ...)
 {
     struct svg_series *series = &plot->series[plot->n++];
-    va_list args;
 
     series->n = 0;
-    va_start(args, name);
-    vsnprintf(series->name, sizeof(series->name), name, args);
-    va_end(args);
+    WITH_ARGS(name, vsnprintf(series->name, sizeof(series->name), name, args));
     return series;
 }
 

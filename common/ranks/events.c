@@ -10,7 +10,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,15 +22,13 @@ void ranks_problem_add(json_t *problems, const json_t *event)
 {
     json_t *rank = json_object_get(event, "rank");
     json_t *problem;
-    size_t i;
 
-    json_array_foreach (problems, i, problem) {
+    FOR_JSON (problem, problems)
         if (strcmp(json_text(problem, "what"), json_text(event, "what")) == 0 &&
             strcmp(json_text(problem, "text"), json_text(event, "text")) == 0) {
             json_array_append(json_object_get(problem, "ranks"), rank);
             return;
         }
-    }
     problem = json_pack("{s:O?, s:O?, s:O?, s:O?, s:[O]}", "status", json_object_get(event, "status"), "what",
                         json_object_get(event, "what"), "text", json_object_get(event, "text"), "hint",
                         json_object_get(event, "hint"), "ranks", rank);
@@ -43,14 +40,12 @@ void ranks_problem_add(json_t *problems, const json_t *event)
 static void list_ranks(const json_t *ranks, char *ret_text, size_t bytes)
 {
     bool named[EP_MAX_RANKS + 1] = {false};
-    size_t i;
     json_t *value;
     const char *divider = " ";
 
-    json_array_foreach (ranks, i, value) {
+    FOR_JSON (value, ranks)
         if (json_integer_value(value) >= 0 && json_integer_value(value) < EP_MAX_RANKS)
             named[json_integer_value(value)] = true;
-    }
     snprintf(ret_text, bytes, "rank%s", json_array_size(ranks) > 1 ? "s" : "");
     for (int first = 0; first < EP_MAX_RANKS; first++) {
         int last = first;
@@ -70,9 +65,8 @@ static void list_ranks(const json_t *ranks, char *ret_text, size_t bytes)
 void ranks_problem_print(const json_t *problems)
 {
     json_t *problem;
-    size_t i;
 
-    json_array_foreach (problems, i, problem) {
+    FOR_JSON (problem, problems) {
         const char *what = json_string_value(json_object_get(problem, "what"));
         char where[256];
 
@@ -85,11 +79,8 @@ void ranks_problem_print(const json_t *problems)
 json_t *ranks_problem_new(int rank, const char *what, const char *hint, const char *format, ...)
 {
     char raw[512], text[512];
-    va_list args;
 
-    va_start(args, format);
-    vsnprintf(raw, sizeof(raw), format, args);
-    va_end(args);
+    WITH_ARGS(format, vsnprintf(raw, sizeof(raw), format, args));
     /* Invalid UTF-8, for example a truncated name, cannot be put into JSON. */
     text_clean(raw, text, sizeof(text));
     return json_pack("{s:s, s:i, s:s, s:s, s:s}", "event", "error", "rank", rank, "what", what, "text", text, "hint",

@@ -215,9 +215,7 @@ static void end_children(struct launch *launch)
 
 static void reap(struct launch *launch)
 {
-    for (int i = 0; i < launch->n_children; i++) {
-        struct child *child = &launch->children[i];
-
+    FOR_EACH (child, launch->children, launch->n_children) {
         if (!child->running || process_wait(child->pid, WNOHANG, &child->status) == 0)
             continue;
         child->running = false;
@@ -231,9 +229,7 @@ static void reap(struct launch *launch)
 /* Stops waiting for processes that are stuck in the kernel; init will reap them. */
 static void abandon_children(struct launch *launch)
 {
-    for (int i = 0; i < launch->n_children; i++) {
-        struct child *child = &launch->children[i];
-
+    FOR_EACH (child, launch->children, launch->n_children) {
         if (!child->running)
             continue;
         out_error("process %d of rank %d did not end within %d s after SIGKILL, and is left running", (int)child->pid,
@@ -320,9 +316,7 @@ static int collect_results(struct launch *launch)
 
     if (launch->interrupted)
         return 128 + launch->interrupted;
-    for (int i = 0; i < launch->n_children; i++) {
-        const struct child *child = &launch->children[i];
-
+    FOR_EACH (child, launch->children, launch->n_children) {
         for (int rank = child->first; rank < child->first + child->n; rank++) {
             const struct rank_pipe *pipe = &launch->reader.pipes[rank];
 

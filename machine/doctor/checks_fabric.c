@@ -44,14 +44,13 @@ static bool is_down(const struct topo *topo, int gpu)
 
 static void report_nvlinks(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    for (int i = 0; i < machine->topo->n_gpus; i++) {
-        const struct topo_gpu *gpu = &machine->topo->gpus[i];
+    FOR_EACH (gpu, machine->topo->gpus, machine->topo->n_gpus) {
         const char *fabric = gpu->fabric == TOPO_FABRIC_FAILED     ? ", fabric failed"
                              : gpu->fabric == TOPO_FABRIC_STARTING ? ", fabric not ready"
                                                                    : "";
 
-        if (gpu->answered && (is_down(machine->topo, i) || *fabric))
-            doctor_evidence(result, machine_gpu_name(machine, i), "%d of %d NVLinks up%s", gpu->nvlinks_up,
+        if (gpu->answered && (is_down(machine->topo, gpu->index) || *fabric))
+            doctor_evidence(result, machine_gpu_name(machine, gpu->index), "%d of %d NVLinks up%s", gpu->nvlinks_up,
                             gpu->nvlinks, fabric);
     }
 }
@@ -211,14 +210,13 @@ void run_sxid(const struct doctor_machine *machine, struct doctor_result *result
     struct kernel_log log;
     int first = 0, n = 0;
     json_t *error;
-    size_t i;
 
     if (doctor_not_applicable_if(result, inventory_nvswitches(machine) == 0, "no NVSwitch on the PCI bus"))
         return;
     log = kernel_log_sxids(machine->source);
     if (doctor_not_applicable_if(result, log.state != SOURCE_OK, "no kernel log can be read here, as gpu-errors says"))
         return;
-    json_array_foreach ((json_t *)log.errors, i, error) {
+    FOR_JSON (error, log.errors) {
         if (!kernel_error_is_since(error, log.since))
             continue;
         first = n++ == 0 ? json_int(error, "number") : first;

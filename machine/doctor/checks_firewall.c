@@ -54,10 +54,9 @@ static bool find_dropped(const struct doctor_machine *machine, bool is_job, stru
     struct source_answer fact =
         kernel_log_fact(machine->source, "dropped-connections", read_dropped, "PROTO=TCP", &where);
     json_t *row;
-    size_t i;
     int n = 0;
 
-    json_array_foreach ((json_t *)fact.value, i, row) {
+    FOR_JSON (row, fact.value) {
         long port = (long)json_integer_value(json_object_get(row, "port"));
 
         if (port != master && (port < PORTS_OF_JOBS || (port >= NODE_PORTS && port < NODE_PORTS_END)))

@@ -65,14 +65,13 @@ static const char *family_missing(const struct doctor_machine *machine, const ch
     return missing;
 }
 
-static void found_no_gid(const struct doctor_machine *machine, struct doctor_result *result,
-                         const struct gid_faults *faults)
+static void found_no_gid(struct doctor_result *result, const struct gid_faults *faults)
 {
     if (faults->only_ipv6) {
         doctor_found(result, DOCTOR_WARNING,
                      "%s has RoCE v2 GIDs with IPv6 addresses only, and no variable selects them%s", faults->port,
                      faults->n_none > 1 ? "; other ports too" : "");
-        doctor_fix(result, false, "export %s", family_missing(machine, "=AF_INET6"));
+        doctor_fix(result, false, "export %s", family_missing(result->machine, "=AF_INET6"));
         doctor_advise(result, "NVSHMEM and NCCL look for an IPv4 address by default. Or configure IPv4 addresses.");
         return;
     }
@@ -182,7 +181,7 @@ void run_gid(const struct doctor_machine *machine, struct doctor_result *result)
         if (!topo->nics[ports[i].nic].is_iwarp)
             check_gids(machine, result, ports[i].nic, ports[i].port, &faults);
     if (faults.n_none) {
-        found_no_gid(machine, result, &faults);
+        found_no_gid(result, &faults);
     } else if (faults.n_wrong) {
         doctor_found(result, DOCTOR_ERROR, "%s=%d names a GID of %s that %s", faults.variable, faults.index,
                      faults.port, faults.fault);

@@ -158,15 +158,14 @@ static void check_inits(const struct doctor_machine *machine, struct doctor_resu
 
 static void check_nvml(const struct doctor_machine *machine, struct doctor_result *result, struct gpu_errors *errors)
 {
-    for (int i = 0; i < machine->topo->n_gpus; i++) {
-        const struct topo_gpu *gpu = &machine->topo->gpus[i];
-        const char *where = machine_gpu_name(machine, i);
+    FOR_EACH (gpu, machine->topo->gpus, machine->topo->n_gpus) {
+        const char *where = machine_gpu_name(machine, gpu->index);
 
         if (!gpu->answered) {
-            if (machine->topo->nvml && !(errors->no_init && errors->first_gpu == i) &&
+            if (machine->topo->nvml && !(errors->no_init && errors->first_gpu == gpu->index) &&
                 !machine_is_unsupported_gpu(machine, gpu->pci)) {
                 errors->no_window = machine_lacks_window(machine, gpu->pci);
-                record_error(errors, true, i, "",
+                record_error(errors, true, gpu->index, "",
                              errors->no_window
                                  ? "it got no addresses for its memory (BAR1), so the driver cannot open it"
                                  : "it has a device file, and the driver does not answer for it");
@@ -175,16 +174,16 @@ static void check_nvml(const struct doctor_machine *machine, struct doctor_resul
             continue;
         }
         if (gpu->ecc_uncorrected > 0) {
-            record_error(errors, true, i, "", "uncorrected ECC errors");
+            record_error(errors, true, gpu->index, "", "uncorrected ECC errors");
             doctor_evidence(result, where, "%lld uncorrected ECC errors since the driver was loaded",
                             (long long)gpu->ecc_uncorrected);
         }
         if (gpu->remap_failed > 0) {
-            record_error(errors, true, i, "", "remapping a row of memory failed");
+            record_error(errors, true, gpu->index, "", "remapping a row of memory failed");
             doctor_evidence(result, where, "remapping a row of memory failed: the board has to be replaced");
         }
         if (gpu->remap_pending > 0) {
-            record_error(errors, false, i, "", "a remapped row of memory waits for a reset");
+            record_error(errors, false, gpu->index, "", "a remapped row of memory waits for a reset");
             doctor_evidence(result, where, "a remapped row of memory waits for a reset of the GPU");
         }
     }
@@ -199,9 +198,8 @@ static void check_log(const struct doctor_machine *machine, struct doctor_result
                       struct gpu_errors *errors)
 {
     json_t *error;
-    size_t k;
 
-    json_array_foreach ((json_t *)log->errors, k, error) {
+    FOR_JSON (error, log->errors) {
         int number = json_int(error, "number"), recovery = json_int(error, "recovery");
         const char *action = kernel_recovery_name(recovery), *time = json_text(error, "time"),
                    *device = json_text(error, "device");

@@ -155,9 +155,9 @@ void run_two_nvshmem(const struct doctor_machine *machine, struct doctor_result 
     /* A script of 'epkit env' sets it instead of LD_PRELOAD: programs are started with it. */
     const char *script = machine_env(machine, "EPKIT_PRELOAD");
 
-    if (machine_is_overwritten(machine, result, "nvshmem", nvshmem->bundled))
+    if (machine_is_overwritten(result, "nvshmem", nvshmem->bundled))
         return;
-    if (!machine_has_two(machine, result, "libnvshmem_host.so", "NVSHMEM")) {
+    if (!machine_has_two(result, "libnvshmem_host.so", "NVSHMEM")) {
         if (*preload.path && preload.is_there)
             return;
         if (*preload.path) {
@@ -221,9 +221,7 @@ static void find_missing_paths(const struct doctor_machine *machine, struct doct
                            nccl = machine_preload(machine, "libnccl.so");
     const char *headers = source_env(machine->source, BUILD), *at = source_env(machine->source, "LD_PRELOAD"), *entry;
 
-    for (int i = 0; i < machine->audit->n; i++) {
-        const struct audit_row *row = &machine->audit->rows[i];
-
+    FOR_EACH (row, machine->audit->rows, machine->audit->n) {
         /* gib-settings checks that of NCCL's tuner. */
         if (row->kind == AUDIT_PATH && strcmp(row->name, "LD_PRELOAD") != 0 &&
             !(strcmp(row->name, "NCCL_TUNER_CONFIG_PATH") == 0 && *machine->software->nccl.gib))

@@ -75,10 +75,9 @@ static void report_missing(struct doctor_result *result, const char *package, co
         doctor_advise(result, "Install the package with %s, or add its folder to LD_LIBRARY_PATH.", lib->name);
 }
 
-static bool find_missing(const struct doctor_machine *machine, struct doctor_result *result, const char *package,
-                         const struct libs_closure *closure)
+static bool find_missing(struct doctor_result *result, const char *package, const struct libs_closure *closure)
 {
-    const char *torch = machine->software->torch;
+    const char *torch = result->machine->software->torch;
     const char *unasked = "";
 
     for (int i = 1; i < closure->n; i++) {
@@ -90,8 +89,8 @@ static bool find_missing(const struct doctor_machine *machine, struct doctor_res
             text_begins_any(lib->name, TEXTS("libibverbs.so", "libmlx5.so", "libcuda.so", "libnvidia-ml.so")) ||
             !(is_relevant(closure, lib->needed_by) || is_of_torch(closure->libs[lib->needed_by].name)))
             continue;
-        in_torch =
-            lib->location.state == SOURCE_FAILED ? SOURCE_ABSENT : comes_with_torch(machine->source, torch, lib->name);
+        in_torch = lib->location.state == SOURCE_FAILED ? SOURCE_ABSENT
+                                                        : comes_with_torch(result->machine->source, torch, lib->name);
         if (in_torch == SOURCE_OK)
             continue;
         if (lib->location.state == SOURCE_NOT_RECORDED || in_torch == SOURCE_NOT_RECORDED) {
@@ -125,18 +124,16 @@ static bool conda_defines(const struct doctor_machine *machine, const char *vers
            ANY_OF(i, facts.n_definitions, strcmp(facts.definitions[i].name, version) == 0);
 }
 
-static void find_gap(const struct doctor_machine *machine, struct doctor_result *result, const char *package,
-                     const struct libs_closure *closure)
+static void find_gap(struct doctor_result *result, const char *package, const struct libs_closure *closure)
 {
-    for (int i = 0; i < closure->n_gaps; i++) {
-        const struct lib_version_gap *gap = &closure->gaps[i];
+    FOR_EACH (gap, closure->gaps, closure->n_gaps) {
         const char *user = closure->libs[gap->user].location.path,
                    *provider = closure->libs[gap->provider].location.path;
         bool is_c = text_begins(gap->version, "GLIBC_");
 
         if (!is_relevant(closure, gap->user) ||
             !(is_c || text_begins(gap->version, "GLIBCXX_") || text_begins(gap->version, "CXXABI_")) ||
-            (!is_c && conda_defines(machine, gap->version)))
+            (!is_c && conda_defines(result->machine, gap->version)))
             continue;
         doctor_found(result, DOCTOR_ERROR, "%s cannot be imported: %s needs %s, which %s does not have", package, user,
                      gap->version, provider);
@@ -153,14 +150,13 @@ static void find_gap(const struct doctor_machine *machine, struct doctor_result 
 }
 
 /* The extension, if it is there and readable; otherwise "", and not known why if it should be. */
-static const char *extension_of(const struct doctor_machine *machine, const struct stack_installed *installed,
-                                struct doctor_result *result)
+static const char *extension_of(const struct stack_installed *installed, struct doctor_result *result)
 {
     struct elf_facts facts;
 
     if (!*installed->extension)
         return "";
-    facts = source_elf(machine->source, "%s", installed->extension);
+    facts = source_elf(result->machine->source, "%s", installed->extension);
     return doctor_unknown_if(result, facts.state != SOURCE_OK, "%s: %s", installed->extension,
                              machine_reason(facts.state, facts.why))
                ? ""
@@ -177,12 +173,11 @@ static void find_missing_of_torch(const struct doctor_machine *machine, struct d
         const char *path = source_printf(machine->source, "%s/lib/%s", machine->software->torch, names[i]);
 
         if (source_elf(machine->source, "%s", path).state == SOURCE_OK)
-            find_missing(machine, result, "torch", libs_load(machine->source, &env, path));
+            find_missing(result, "torch", libs_load(machine->source, &env, path));
     }
 }
 
-void stack_needs_libraries(const struct doctor_machine *machine, const struct stack_installed *installed,
-                           struct doctor_result *result)
+STACK_NEED(stack_needs_libraries)
 {
     struct libs_env env = libs_env_of(machine->source);
     const char *path, *package = installed->stack->package;
@@ -190,12 +185,12 @@ void stack_needs_libraries(const struct doctor_machine *machine, const struct st
 
     if (installed->stack->torch)
         find_missing_of_torch(machine, result);
-    path = result->outcome == DOCTOR_FOUND ? "" : extension_of(machine, installed, result);
+    path = result->outcome == DOCTOR_FOUND ? "" : extension_of(installed, result);
     if (!*path)
         return;
     closure = libs_load(machine->source, &env, path);
-    if (!find_missing(machine, result, package, closure))
-        find_gap(machine, result, package, closure);
+    if (!find_missing(result, package, closure))
+        find_gap(result, package, closure);
 }
 
 /* --- import-python --- */
@@ -217,8 +212,7 @@ static int python_of(const char *torch)
     return minor > 0 && minor < 100 ? 300 + minor : 0;
 }
 
-void stack_needs_python(const struct doctor_machine *machine, const struct stack_installed *installed,
-                        struct doctor_result *result)
+STACK_NEED(stack_needs_python)
 {
     const char *path = installed->extension, *torch = machine->software->torch, *base = text_base(path);
     int tag = tag_of(path), python = python_of(torch);
@@ -272,10 +266,9 @@ static const char *path_of_torch(const struct doctor_machine *machine, const cha
     return path;
 }
 
-void stack_needs_symbols(const struct doctor_machine *machine, const struct stack_installed *installed,
-                         struct doctor_result *result)
+STACK_NEED(stack_needs_symbols)
 {
-    const char *path = extension_of(machine, installed, result);
+    const char *path = extension_of(installed, result);
     struct libs_env env = libs_env_of(machine->source);
     const char *providers[LIBS_MAX];
     struct libs_closure *closure;
@@ -353,13 +346,12 @@ static json_t *read_library_bytes(struct source_text file)
     return json_integer(bytes);
 }
 
-bool machine_is_overwritten(const struct doctor_machine *machine, struct doctor_result *result, const char *name,
-                            const char *path)
+bool machine_is_overwritten(struct doctor_result *result, const char *name, const char *path)
 {
-    struct source *source = machine->source;
+    struct source *source = result->machine->source;
     const char *end = source_printf(source, "/nvidia/%s/lib/%s", name, text_base(path)),
                *site = software_without(source, path, end), *own, *due, *version;
-    int cuda = cuda_of_torch(machine).cuda, other = cuda == 13 ? 12 : 13;
+    int cuda = cuda_of_torch(result->machine).cuda, other = cuda == 13 ? 12 : 13;
     json_int_t bytes;
 
     own = source_printf(source, "nvidia_%s_cu%d", name, cuda);
@@ -405,10 +397,9 @@ static void need_driver(const struct doctor_machine *machine, struct doctor_resu
                   user->cuda, user->cuda - 1);
 }
 
-void stack_needs_cuda(const struct doctor_machine *machine, const struct stack_installed *installed,
-                      struct doctor_result *result)
+STACK_NEED(stack_needs_cuda)
 {
-    struct cuda_user users[] = {cuda_user(machine, installed->stack->title, extension_of(machine, installed, result)),
+    struct cuda_user users[] = {cuda_user(machine, installed->stack->title, extension_of(installed, result)),
                                 cuda_of_torch(machine)};
 
     for (size_t i = 0; result->outcome == DOCTOR_FINE && *machine->software->driver.version && i < COUNT(users); i++)

@@ -180,8 +180,7 @@ void run_socket_interface(const struct doctor_machine *machine, struct doctor_re
     unsigned char address[sizeof(struct in6_addr)];
     bool any = false;
 
-    for (size_t i = 0; i < COUNT(interface_variables); i++) {
-        const struct interface_variable *variable = &interface_variables[i];
+    FOR_EACH (variable, interface_variables, COUNT(interface_variables)) {
         const char *file, *why, *value = machine_nccl_value(machine, variable->name, &file);
         struct list_names names = list_names_of(value);
 
@@ -323,10 +322,9 @@ static int count_mixed(const struct doctor_machine *machine, const json_t *group
 {
     const char *names = "";
     json_t *name;
-    size_t i;
     int n = 0;
 
-    json_array_foreach ((json_t *)group, i, name) {
+    FOR_JSON (name, group) {
         const char *interface = json_string_value(name);
 
         if (!interface || is_rail(machine, interface) != of_rails || !is_up(machine, interface) ||
@@ -360,14 +358,13 @@ void run_rails_subnet(const struct doctor_machine *machine, struct doctor_result
     const char *rails = "", *others = "";
     int n_rails = 0;
     json_t *group;
-    size_t g;
 
-    json_array_foreach ((json_t *)subnets.value, g, group) {
+    FOR_JSON (group, subnets.value) {
         int n = count_mixed(machine, group, true, &rails);
 
         n_rails = n > n_rails ? n : n_rails;
     }
-    json_array_foreach ((json_t *)equal.value, g, group)
+    FOR_JSON (group, equal.value)
         count_mixed(machine, group, false, &others);
     if (*rails) {
         doctor_found(result, DOCTOR_WARNING,

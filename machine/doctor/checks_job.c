@@ -118,11 +118,10 @@ static json_t *read_start_file(struct source_text file)
     return json_integer(n_lines);
 }
 
-static void check_start_file(const struct doctor_machine *machine, struct doctor_result *result, const char *file,
-                             const char *what)
+static void check_start_file(struct doctor_result *result, const char *file, const char *what)
 {
     struct source_answer lines =
-        source_log_fact(machine->source, "evaluates-environ", read_start_file, ENVIRON, "%s", file);
+        source_log_fact(result->machine->source, "evaluates-environ", read_start_file, ENVIRON, "%s", file);
 
     for (json_int_t n = json_integer_value(lines.value); n > 0; n--) {
         if (result->outcome != DOCTOR_FOUND)
@@ -136,9 +135,9 @@ void run_environ_sourced(const struct doctor_machine *machine, struct doctor_res
     struct source_names names = source_list(machine->source, "/etc/profile.d");
 
     for (size_t i = 0; i < COUNT(start_files); i++)
-        check_start_file(machine, result, start_files[i], start_files[i]);
+        check_start_file(result, start_files[i], start_files[i]);
     for (size_t i = 0; i < names.n; i++)
-        check_start_file(machine, result, source_printf(machine->source, "/etc/profile.d/%s", names.names[i]),
+        check_start_file(result, source_printf(machine->source, "/etc/profile.d/%s", names.names[i]),
                          "a file in /etc/profile.d");
 }
 

@@ -45,13 +45,12 @@ static struct limit limit_of(struct source *source, const char *name)
     return (struct limit){limit_number(soft), limit_number(hard)};
 }
 
-static bool lacks_limit(const struct doctor_machine *machine, struct doctor_result *result, const char *name,
-                        struct limit limit)
+static bool lacks_limit(struct doctor_result *result, const char *name, struct limit limit)
 {
-    struct source_text limits = source_read(machine->source, "/proc/self/limits");
+    struct source_text limits = source_read(result->machine->source, "/proc/self/limits");
 
     return doctor_unknown_if(result, limit.soft < 0, "/proc/self/limits: %s",
-                             limits.state == SOURCE_OK ? source_printf(machine->source, "no line \"%s\"", name)
+                             limits.state == SOURCE_OK ? source_printf(result->machine->source, "no line \"%s\"", name)
                                                        : machine_reason(limits.state, limits.why));
 }
 
@@ -73,8 +72,7 @@ void run_memlock(const struct doctor_machine *machine, struct doctor_result *res
     struct limit limit = limit_of(machine->source, MEMLOCK);
     long long bytes = limit.soft, hard = limit.hard;
 
-    if (lacks_limit(machine, result, MEMLOCK, limit) || bytes >= MEMLOCK_LITTLE ||
-        has_capability(machine->source, CAP_IPC_LOCK))
+    if (lacks_limit(result, MEMLOCK, limit) || bytes >= MEMLOCK_LITTLE || has_capability(machine->source, CAP_IPC_LOCK))
         return;
     doctor_found(result, bytes < MEMLOCK_TOO_LITTLE ? DOCTOR_ERROR : DOCTOR_WARNING,
                  "the process may lock only %lld KiB of memory, which is not enough to register buffers with a NIC",
@@ -275,7 +273,7 @@ void run_nofile(const struct doctor_machine *machine, struct doctor_result *resu
         machine, TEXTS("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"));
 
     if (doctor_not_applicable_if(result, !machine_has_ranks(machine), "one GPU, and nothing needs several ranks") ||
-        lacks_limit(machine, result, NOFILE, limit) ||
+        lacks_limit(result, NOFILE, limit) ||
         (soft >= FILES_TOO_FEW && hard >= FILES_HARD_FEW && !(soft <= FILES_TOO_FEW && ranks >= RANKS_MANY)))
         return;
     doctor_found(result, soft < FILES_TOO_FEW ? DOCTOR_ERROR : DOCTOR_WARNING,

@@ -204,10 +204,9 @@ static const char *foreign_gpu(const struct doctor_machine *machine, const json_
 {
     const char *first = "";
     json_t *gpu;
-    size_t i;
 
     *ret_n = 0;
-    json_array_foreach (gpus, i, gpu) {
+    FOR_JSON (gpu, gpus) {
         unsigned id = (unsigned)json_integer_value(gpu);
         const char *address =
             source_printf(machine->source, "%04x:%02x:%02x.%x", id >> 16, id >> 8 & 0xff, id >> 3 & 0x1f, id & 7);

@@ -128,8 +128,7 @@ void run_gib_settings(const struct doctor_machine *machine, struct doctor_result
         return;
     if (torch)
         doctor_evidence(result, TORCH_SWITCH, "%s", torch);
-    for (int i = 0; i < machine->advice->n; i++) {
-        const struct advice_row *row = &machine->advice->rows[i];
+    FOR_EACH (row, machine->advice->rows, machine->advice->n) {
         const char *value = source_env(machine->source, row->name);
 
         if (!setting_differs(machine, row, net != NULL))
@@ -227,13 +226,13 @@ void run_two_nccl(const struct doctor_machine *machine, struct doctor_result *re
     struct source_names mapped = libs_mapped(machine->source, "libnccl.so");
     struct machine_preload preload = machine_preload(machine, "libnccl.so");
 
-    if (machine_has_two(machine, result, "libnccl.so", "NCCL")) {
+    if (machine_has_two(result, "libnccl.so", "NCCL")) {
         doctor_advise(result, "Start it with the one that PyTorch was built for in LD_PRELOAD.");
     } else if (*preload.path && !preload.is_there) {
         doctor_found(result, DOCTOR_ERROR, "LD_PRELOAD names an NCCL that is not there: %s", preload.path);
         doctor_evidence(result, "LD_PRELOAD", "%s", preload.path);
         doctor_fix(result, false, "%s", machine_preload_command(machine));
     } else if (!*preload.path && mapped.n == 0 && !find_other_on_path(machine, result)) {
-        machine_is_overwritten(machine, result, "nccl", machine->software->nccl.bundled);
+        machine_is_overwritten(result, "nccl", machine->software->nccl.bundled);
     }
 }

@@ -172,10 +172,9 @@ static bool is_degraded(const struct topo *topo, int device)
 }
 
 /* The links above switches; slow-link checks that of the device itself, which its upstream port reports as well. */
-static void check_uplinks(const struct doctor_machine *machine, struct doctor_result *result, int device,
-                          unsigned char *seen)
+static void check_uplinks(struct doctor_result *result, int device, unsigned char *seen)
 {
-    const struct topo *topo = machine->topo;
+    const struct topo *topo = result->machine->topo;
     int guard = 0;
 
     for (int p = device >= 0 ? topo->pci[device].parent : -1; p >= 0 && guard < 64; p = topo->pci[p].parent, guard++) {
@@ -203,10 +202,10 @@ void run_pci_uplink(const struct doctor_machine *machine, struct doctor_result *
     if (doctor_not_applicable_if(result, topo->n_gpus < 2, "a single GPU: there is no other to compare it with"))
         return;
     for (int i = 0; i < topo->n_gpus; i++)
-        check_uplinks(machine, result, topo->gpus[i].pci, seen);
+        check_uplinks(result, topo->gpus[i].pci, seen);
     for (int i = 0; i < topo->n_nics; i++)
         if (machine_nic_serves_gpus(machine, i))
-            check_uplinks(machine, result, topo->nics[i].pci, seen);
+            check_uplinks(result, topo->nics[i].pci, seen);
 }
 
 /* --- firmware --- */
@@ -290,8 +289,7 @@ struct access_count {
     const char *first, *why;
 };
 
-static void check_uverbs(const struct doctor_machine *machine, struct doctor_result *result, const struct topo_nic *nic,
-                         struct access_count *count)
+static void check_uverbs(struct doctor_result *result, const struct topo_nic *nic, struct access_count *count)
 {
     struct source_stat stat;
 
@@ -301,7 +299,7 @@ static void check_uverbs(const struct doctor_machine *machine, struct doctor_res
         doctor_evidence(result, nic->name, "no uverbs device");
         return;
     }
-    stat = source_stat(machine->source, "%s", nic->uverbs);
+    stat = source_stat(result->machine->source, "%s", nic->uverbs);
     if (stat.state == SOURCE_FAILED || stat.state == SOURCE_NOT_RECORDED) {
         count->n_unknown++;
         count->why = machine_reason(stat.state, stat.why);
@@ -416,7 +414,7 @@ void run_nic_access(const struct doctor_machine *machine, struct doctor_result *
 
     for (int i = 0; i < machine->topo->n_nics; i++)
         if (machine_is_data_nic(machine->topo, i))
-            check_uverbs(machine, result, &machine->topo->nics[i], &count);
+            check_uverbs(result, &machine->topo->nics[i], &count);
     n = count.n_absent + count.n_denied + count.n_nameless;
     if (n == 0) {
         if (count.n_unknown)

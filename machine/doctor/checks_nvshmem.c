@@ -70,16 +70,15 @@ void run_one_nic(const struct doctor_machine *machine, struct doctor_result *res
 /* Reports the first GPU of the mapping without a working NIC. */
 static bool find_gpu_without(const struct doctor_machine *machine, const struct map *map, struct doctor_result *result)
 {
-    for (int gpu = 0; gpu < map->n; gpu++) {
-        const struct map_choice *choice = &map->choices[gpu];
+    FOR_EACH (choice, map->choices, map->n) {
         const struct topo_port *port = topo_find_port(machine->topo, choice->nic, choice->port);
 
         if (choice->nic < 0)
-            doctor_found(result, DOCTOR_ERROR, "DEEP_EP_DEVICE_TO_HCA_MAPPING names no NIC for GPU %d", gpu);
+            doctor_found(result, DOCTOR_ERROR, "DEEP_EP_DEVICE_TO_HCA_MAPPING names no NIC for GPU %d", choice->gpu);
         else if (!port || !port->active)
             doctor_found(result, DOCTOR_ERROR,
-                         "DEEP_EP_DEVICE_TO_HCA_MAPPING gives GPU %d port %d of %s, which is down", gpu, choice->port,
-                         machine_nic_name(machine, choice->nic));
+                         "DEEP_EP_DEVICE_TO_HCA_MAPPING gives GPU %d port %d of %s, which is down", choice->gpu,
+                         choice->port, machine_nic_name(machine, choice->nic));
         else
             continue;
         return true;

@@ -176,9 +176,7 @@ void run_void_variables(const struct doctor_machine *machine, struct doctor_resu
     const char *first = "", *names = "";
     int n = 0;
 
-    for (int i = 0; i < machine->audit->n; i++) {
-        const struct audit_row *row = &machine->audit->rows[i];
-
+    FOR_EACH (row, machine->audit->rows, machine->audit->n) {
         if ((row->kind != AUDIT_VOID && row->kind != AUDIT_VALUE && row->kind != AUDIT_UNKNOWN) ||
             has_own_check(machine, row->name))
             continue;

@@ -61,8 +61,7 @@ static struct lib_location loaded_nccl(const struct doctor_machine *machine)
 
 /* --- the package --- */
 
-static void needs_files(const struct doctor_machine *machine, const struct stack_installed *installed,
-                        struct doctor_result *result)
+static STACK_NEED(needs_files)
 {
     const struct stack *stack = installed->stack;
 
@@ -92,8 +91,7 @@ static void needs_files(const struct doctor_machine *machine, const struct stack
     doctor_fix(result, false, "%s", reinstall(machine, installed));
 }
 
-static void needs_one_owner(const struct doctor_machine *machine, const struct stack_installed *installed,
-                            struct doctor_result *result)
+static STACK_NEED(needs_one_owner)
 {
     const char *names = "", *title = "";
     struct doctor_result cuda = *result;
@@ -121,8 +119,7 @@ static void needs_one_owner(const struct doctor_machine *machine, const struct s
     doctor_advise(result, "Uninstall all of them, since each removes files of the others; then install one.");
 }
 
-static void needs_companions(const struct doctor_machine *machine, const struct stack_installed *installed,
-                             struct doctor_result *result)
+static STACK_NEED(needs_companions)
 {
     const struct stack *stack = installed->stack;
     size_t n = strcspn(installed->version, "+");
@@ -145,8 +142,7 @@ static void needs_companions(const struct doctor_machine *machine, const struct 
 
 /* --- PyTorch, NCCL --- */
 
-static void needs_torch(const struct doctor_machine *machine, const struct stack_installed *installed,
-                        struct doctor_result *result)
+static STACK_NEED(needs_torch)
 {
     const struct stack *stack = installed->stack;
     const struct software *software = machine->software;
@@ -169,8 +165,7 @@ static void needs_torch(const struct doctor_machine *machine, const struct stack
     doctor_advise(result, "Or activate the environment that has it.");
 }
 
-static void needs_nccl(const struct doctor_machine *machine, const struct stack_installed *installed,
-                       struct doctor_result *result)
+static STACK_NEED(needs_nccl)
 {
     const struct stack *stack = installed->stack;
     struct lib_location nccl;
@@ -199,8 +194,7 @@ static void needs_nccl(const struct doctor_machine *machine, const struct stack_
 }
 
 /* Its import asks Python's metadata for NCCL, and compares that file with the one that is loaded. */
-static void needs_one_nccl(const struct doctor_machine *machine, const struct stack_installed *installed,
-                           struct doctor_result *result)
+static STACK_NEED(needs_one_nccl)
 {
     const char *root = source_env(machine->source, "EP_NCCL_ROOT_DIR"),
                *quiet = source_env(machine->source, "EP_SUPPRESS_NCCL_CHECK"), *path, *missing = "";
@@ -242,8 +236,7 @@ static void needs_one_nccl(const struct doctor_machine *machine, const struct st
                   path);
 }
 
-static void needs_nccl_ep(const struct doctor_machine *machine, const struct stack_installed *installed,
-                          struct doctor_result *result)
+static STACK_NEED(needs_nccl_ep)
 {
     const struct stack *needed = stack_find("nccl-ep");
     const struct stacks_installed *all = &machine->software->stacks;
@@ -304,8 +297,7 @@ static const char *nvcc_version(const struct doctor_machine *machine, const char
     return source_printf(machine->source, "%.*s", (int)strspn(version, "0123456789."), version);
 }
 
-static void needs_nvcc(const struct doctor_machine *machine, const struct stack_installed *installed,
-                       struct doctor_result *result)
+static STACK_NEED(needs_nvcc)
 {
     const struct stack *stack = installed->stack;
     const char *nvcc, *version, *home = source_env(machine->source, "CUDA_HOME"), *major;
@@ -350,8 +342,7 @@ static void needs_nvcc(const struct doctor_machine *machine, const struct stack_
 }
 
 /* Of DeepEP 2 and HybridEP it is the class Buffer that waits between nodes: others of theirs do without NVSHMEM. */
-static void needs_nvshmem(const struct doctor_machine *machine, const struct stack_installed *installed,
-                          struct doctor_result *result)
+static STACK_NEED(needs_nvshmem)
 {
     const struct stack *stack = installed->stack;
     const struct software_nvshmem *nvshmem = &machine->software->nvshmem;
@@ -374,8 +365,7 @@ static void needs_nvshmem(const struct doctor_machine *machine, const struct sta
 
 /* --- between GPUs and nodes --- */
 
-static void needs_gin(const struct doctor_machine *machine, const struct stack_installed *installed,
-                      struct doctor_result *result)
+static STACK_NEED(needs_gin)
 {
     const char *off = source_env(machine->source, "EP_DISABLE_GIN");
     bool is_off = off && strcmp(off, "0") != 0, has_none = machine_n_data_nics(machine->topo) == 0;
@@ -432,8 +422,7 @@ static bool ucx_leaves(const struct doctor_machine *machine, const char *list, c
 }
 
 /* UCX opens every active port, and stops at one for other purposes that has no GIDs (smg-project/smg#2520). */
-static void find_port_without_gid(const struct doctor_machine *machine, const struct stack_installed *installed,
-                                  struct doctor_result *result)
+static STACK_NEED(find_port_without_gid)
 {
     const struct topo *topo = machine->topo;
     const char *without = "", *others = "";
@@ -459,8 +448,7 @@ static void find_port_without_gid(const struct doctor_machine *machine, const st
 }
 
 /* UCX takes TCP then, and says nothing. On one node it needs no NICs. */
-static void needs_ucx_lists(const struct doctor_machine *machine, const struct stack_installed *installed,
-                            struct doctor_result *result)
+static STACK_NEED(needs_ucx_lists)
 {
     bool is_rack = machine_has_multinode_nvlink(machine->topo),
          needs_nics = machine_n_data_nics(machine->topo) > 0 &&
@@ -481,8 +469,7 @@ static void needs_ucx_lists(const struct doctor_machine *machine, const struct s
         find_port_without_gid(machine, installed, result);
 }
 
-static void needs_ucx_device(const struct doctor_machine *machine, const struct stack_installed *installed,
-                             struct doctor_result *result)
+static STACK_NEED(needs_ucx_device)
 {
     struct libs_env env = libs_env_of(machine->source);
     const char *ucp = "", *folder;
@@ -505,8 +492,7 @@ static void needs_ucx_device(const struct doctor_machine *machine, const struct 
     doctor_advise(result, "The wheel brings such a UCX. Between nodes nothing works without it.");
 }
 
-static void needs_nvlink(const struct doctor_machine *machine, const struct stack_installed *installed,
-                         struct doctor_result *result)
+static STACK_NEED(needs_nvlink)
 {
     const struct topo *topo = machine->topo;
 
@@ -524,8 +510,7 @@ static void needs_nvlink(const struct doctor_machine *machine, const struct stac
  * Of the group deepep these are what others find in the deep_ep that is imported: the rest of it reports the needs
  * above, of all stacks.
  */
-static void needs_no_finding(const struct doctor_machine *machine, const struct stack_installed *installed,
-                             struct doctor_result *result)
+static STACK_NEED(needs_no_finding)
 {
     const char *const *of_deepep =
         TEXTS("mapping-inactive", "stale-copy", "deepep-too-old", "other-nvshmem", "gpu-arch");
@@ -544,8 +529,7 @@ static void needs_no_finding(const struct doctor_machine *machine, const struct 
     }
 }
 
-static void needs_gpu(const struct doctor_machine *machine, const struct stack_installed *installed,
-                      struct doctor_result *result)
+static STACK_NEED(needs_gpu)
 {
     if (machine->topo->n_gpus > 0 || strcmp(installed->stack->name, "epkit") == 0)
         return;

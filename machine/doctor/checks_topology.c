@@ -12,13 +12,11 @@ static bool has_joined(const struct doctor_machine *machine, struct doctor_resul
 {
     int n = 0;
 
-    for (int i = 0; i < machine->topo->n_gpus; i++) {
-        const struct topo_gpu *gpu = &machine->topo->gpus[i];
-
+    FOR_EACH (gpu, machine->topo->gpus, machine->topo->n_gpus) {
         if (!gpu->answered || (gpu->fabric != TOPO_FABRIC_STARTING && gpu->fabric != TOPO_FABRIC_FAILED))
             continue;
         n++;
-        doctor_evidence(result, machine_gpu_name(machine, i), "fabric %s",
+        doctor_evidence(result, machine_gpu_name(machine, gpu->index), "fabric %s",
                         gpu->fabric == TOPO_FABRIC_FAILED ? "failed" : "not ready");
     }
     if (n == 0)
@@ -37,8 +35,7 @@ static bool has_domain(const struct doctor_machine *machine, struct doctor_resul
     const struct topo_gpu *first = NULL;
     int n_without = 0, n_other = 0;
 
-    for (int i = 0; i < machine->topo->n_gpus; i++) {
-        const struct topo_gpu *gpu = &machine->topo->gpus[i];
+    FOR_EACH (gpu, machine->topo->gpus, machine->topo->n_gpus) {
         bool is_without = gpu->cluster && (!*gpu->cluster || gpu->clique == 0);
 
         if (!gpu->cluster)
@@ -46,7 +43,7 @@ static bool has_domain(const struct doctor_machine *machine, struct doctor_resul
         first = first ? first : gpu;
         n_without += is_without;
         n_other += strcmp(gpu->cluster, first->cluster) != 0 || gpu->clique != first->clique;
-        doctor_evidence(result, machine_gpu_name(machine, i), "ClusterUUID %s, CliqueId %lld",
+        doctor_evidence(result, machine_gpu_name(machine, gpu->index), "ClusterUUID %s, CliqueId %lld",
                         *gpu->cluster ? gpu->cluster : "zero", (long long)gpu->clique);
     }
     if (n_without == 0 && n_other == 0) {
@@ -486,9 +483,7 @@ void run_numa_memory(const struct doctor_machine *machine, struct doctor_result 
     int n = 0, node = -1;
 
     for (int g = 0; g < topo->n_gpus; g++) {
-        for (int i = 0; i < topo->n_numa; i++) {
-            const struct topo_numa *numa = &topo->numa[i];
-
+        FOR_EACH (numa, topo->numa, topo->n_numa) {
             if (topo->gpus[g].pci < 0 || numa->number != topo->pci[topo->gpus[g].pci].numa_node ||
                 (numa->memory_bytes != 0 && *numa->cpus))
                 continue;

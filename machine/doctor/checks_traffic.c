@@ -72,12 +72,11 @@ static void find_flaps(const struct doctor_machine *machine, struct doctor_resul
     static const char *const needles[] = {HEALTH, "Link down", "Link is Down", "Link DOWN"};
     const char *where;
     json_t *row;
-    size_t i;
 
     for (size_t k = 0; k < COUNT(needles) && result->outcome != DOCTOR_FOUND; k++) {
         struct source_answer flaps = kernel_log_fact(machine->source, needles[k], read_flaps, needles[k], &where);
 
-        json_array_foreach ((json_t *)flaps.value, i, row) {
+        FOR_JSON (row, flaps.value) {
             long n = (long)json_integer_value(json_object_get(row, "n"));
 
             if (n < FLAPS_MANY && k > 0)

@@ -6,7 +6,6 @@
 #include "common/text.h"
 #include "queries.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -102,15 +101,7 @@ format_text(const struct doctor_result *result, const char *ends, const char *fo
 }
 
 /* The text that the last arguments of a function make. */
-#define FORMATTED(result, ends, format)                                                                                \
-    ({                                                                                                                 \
-        va_list list;                                                                                                  \
-        const char *formatted;                                                                                         \
-        va_start(list, format);                                                                                        \
-        formatted = format_text(result, ends, format, list);                                                           \
-        va_end(list);                                                                                                  \
-        formatted;                                                                                                     \
-    })
+#define FORMATTED(result, ends, format) WITH_ARGS(format, format_text(result, ends, format, args))
 
 void doctor_found(struct doctor_result *result, enum doctor_severity severity, const char *format, ...)
 {
@@ -153,12 +144,8 @@ void doctor_evidence_env(struct doctor_result *result, const char *name)
 void doctor_fix(struct doctor_result *result, bool is_safe, const char *format, ...)
 {
     char unused[1];
-    va_list args;
-    int n;
+    int n = WITH_ARGS(format, vsnprintf(unused, sizeof(unused), format, args));
 
-    va_start(args, format);
-    n = vsnprintf(unused, sizeof(unused), format, args);
-    va_end(args);
     /* A truncated command is another command, or leaves a quote open. */
     if (n < 0 || n >= TEXT_BYTES) {
         result->advice = "The command is too long to be shown.";

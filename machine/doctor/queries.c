@@ -370,8 +370,7 @@ enum topo_link_layer machine_minority_link_layer(const struct doctor_machine *ma
 {
     int n[3] = {0};
 
-    for (int g = 0; g < machine->map->n; g++) {
-        const struct map_choice *choice = &machine->map->choices[g];
+    FOR_EACH (choice, machine->map->choices, machine->map->n) {
         const struct topo_port *port = topo_find_port(machine->topo, choice->nic, choice->port);
 
         if (port)

@@ -210,8 +210,7 @@ void machine_check_load(const struct doctor_machine *machine, struct doctor_resu
                         const char *path, const char *advice);
 
 /* Has the process loaded several libraries with `part` in their names? Then it is reported as copies of `name`. */
-bool machine_has_two(const struct doctor_machine *machine, struct doctor_result *result, const char *part,
-                     const char *name);
+bool machine_has_two(struct doctor_result *result, const char *part, const char *name);
 
 /* Are Amazon's the NICs for data, and none of NVIDIA? */
 bool machine_has_only_efa(const struct doctor_machine *machine);
@@ -223,8 +222,7 @@ const char *machine_lacks_gdrcopy(const struct doctor_machine *machine);
  * Has the wheel for another CUDA overwritten PyTorch's library at `path`, of the wheel nvidia-NAME-cu<CUDA>? The wheels
  * have one folder, and the one that was installed last stays (pytorch/pytorch#186591).
  */
-bool machine_is_overwritten(const struct doctor_machine *machine, struct doctor_result *result, const char *name,
-                            const char *path);
+bool machine_is_overwritten(struct doctor_result *result, const char *name, const char *path);
 
 /*
  * What a program finds for the variable: its value in the environment or, of NCCL's, in one of NCCL's configuration

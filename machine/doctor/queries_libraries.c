@@ -186,10 +186,9 @@ void machine_check_load(const struct doctor_machine *machine, struct doctor_resu
     doctor_advise(result, "%s", advice);
 }
 
-bool machine_has_two(const struct doctor_machine *machine, struct doctor_result *result, const char *part,
-                     const char *name)
+bool machine_has_two(struct doctor_result *result, const char *part, const char *name)
 {
-    struct source_names mapped = libs_mapped(machine->source, part);
+    struct source_names mapped = libs_mapped(result->machine->source, part);
 
     if (mapped.n < 2)
         return false;

@@ -12,7 +12,6 @@
 #include "common/memory.h"
 #include "common/text.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -174,19 +173,13 @@ void map_free(struct map *map)
 
 void map_explain(struct map_choice *choice, const char *format, ...)
 {
-    va_list args;
-
-    va_start(args, format);
-    vsnprintf(choice->why, sizeof(choice->why), format, args);
-    va_end(args);
+    WITH_ARGS(format, vsnprintf(choice->why, sizeof(choice->why), format, args));
 }
 
 void map_finish(const struct topo *topo, struct map *map)
 {
     map->n_idle = map->n_shared = map->distance = 0;
-    for (int i = 0; i < map->n; i++) {
-        struct map_choice *choice = &map->choices[i];
-
+    FOR_EACH (choice, map->choices, map->n) {
         choice->sharers = 0;
         if (choice->nic < 0)
             continue;
@@ -443,9 +436,7 @@ static void explain_map(const struct topo *topo, const struct map *map, struct m
 /* Sets the reasons of map_best(); after map_finish(). */
 static void map_explain_best(const struct topo *topo, struct map *map, const struct map_port *ports, int n_ports)
 {
-    for (int i = 0; i < map->n; i++) {
-        struct map_choice *choice = &map->choices[i];
-
+    FOR_EACH (choice, map->choices, map->n) {
         if (choice->nic >= 0)
             explain_map(topo, map, choice, ports, n_ports);
         else

@@ -13,6 +13,7 @@
  * - Otherwise the candidates are sorted by path (PIX, PXB, PHB, NODE, SYS), and a PE takes the first. Balancing is
  * among the PEs of one job: DeepEP makes a job for each GPU, so every PE is number 0 of its own, and alone in it.
  */
+#include "common/text.h"
 #include "read_hardware.h"
 
 #include <stdlib.h>
@@ -104,9 +105,7 @@ struct map *map_nvshmem(const struct topo *topo, const struct map_nvshmem *how)
         map->choices[gpu].port = port->port;
     }
     map_finish(topo, map);
-    for (int gpu = 0; gpu < map->n; gpu++) {
-        struct map_choice *choice = &map->choices[gpu];
-
+    FOR_EACH (choice, map->choices, map->n) {
         if (choice->nic >= 0)
             choice->path = topo_bus_path(topo, topo->gpus[choice->gpu].pci, topo->nics[choice->nic].pci);
         explain_choice(topo, how, n_ports, choice);

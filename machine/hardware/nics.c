@@ -331,9 +331,7 @@ static bool is_in_other_network(const struct topo *topo, const struct topo_nic *
     bool has_other = ANY_OF(i, topo->n_nics, has_gids(&topo->nics[i]));
     int n_active = 0;
 
-    for (int p = 0; p < nic->n_ports; p++) {
-        const struct topo_port *port = &nic->ports[p];
-
+    FOR_EACH (port, nic->ports, nic->n_ports) {
         if (!port->active)
             continue;
         n_active++;

@@ -144,8 +144,7 @@ static void list_host_bridges(struct topo *topo, const struct tree_nodes *tree_n
 {
     int n = 0;
 
-    for (int i = 0; i < tree_nodes->n; i++) {
-        const struct tree_node *tree_node = &tree_nodes->tree_nodes[i];
+    FOR_EACH (tree_node, tree_nodes->tree_nodes, tree_nodes->n) {
         bool known = !tree_node->has_host_bridge;
 
         for (int j = 0; j < n && !known; j++)

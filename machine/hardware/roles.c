@@ -107,8 +107,7 @@ static bool is_given_functions(const struct topo *topo)
 /* Roles by the NIC alone. A virtual function that this process was given counts, its physical one does not. */
 static void classify_individually(struct topo *topo)
 {
-    for (int i = 0; i < topo->n_nics; i++) {
-        struct topo_nic *nic = &topo->nics[i];
+    FOR_EACH (nic, topo->nics, topo->n_nics) {
         int physical = physical_function(topo, nic);
 
         if (physical >= 0 && nic->access == TOPO_ACCESS_NO && is_given_functions(topo))
@@ -184,14 +183,11 @@ static const struct topo_nic *fastest_rail(const struct topo *topo)
 {
     const struct topo_nic *fastest = NULL;
 
-    for (int i = 0; i < topo->n_nics; i++) {
-        const struct topo_nic *nic = &topo->nics[i];
-
+    FOR_EACH (nic, topo->nics, topo->n_nics)
         if (nic->role == TOPO_ROLE_DATA &&
             (!fastest || (nic->pci >= 0) > (fastest->pci >= 0) ||
              ((nic->pci >= 0) == (fastest->pci >= 0) && fastest_port(nic) > fastest_port(fastest))))
             fastest = nic;
-    }
     return fastest;
 }
 

@@ -176,12 +176,11 @@ static void read_nccl_topology(struct topo *topo)
 {
     const char *file = source_env(topo->source, "NCCL_TOPO_FILE");
     const json_t *device, *devices;
-    size_t i;
 
     topo->topology_file = "";
     file = file && *file ? file : DEFAULT_FILE;
     devices = source_fact(topo->source, "nccl-switches", read_switches, "%s", file).value;
-    json_array_foreach (devices, i, device) {
+    FOR_JSON (device, devices) {
         json_int_t number = json_integer_value(json_array_get(device, 1));
         int pci = topo_find_pci(topo, json_text_at(device, 0));
 

@@ -329,9 +329,7 @@ static void advise_gib_settings(struct advice_work *work)
     /* The known ones are those of A3 Ultra and A4. Without a switch between GPUs and NICs, as in A4X, they do harm. */
     size_t n_known = strstr(gpu, "GB200") || strstr(gpu, "GB300") ? 1 : COUNT(gib_settings);
 
-    for (int i = 0; i < nccl->n_settings; i++) {
-        const struct software_setting *setting = &nccl->settings[i];
-
+    FOR_EACH (setting, nccl->settings, nccl->n_settings) {
         if (strcmp(setting->name, "NCCL_TUNER_CONFIG_PATH") == 0 ||
             strcmp(setting->name, "TORCH_NCCL_USE_COMM_NONBLOCKING") == 0)
             continue;

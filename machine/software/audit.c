@@ -6,11 +6,11 @@
  * reports something is the last one for that variable.
  */
 #include "common/env_variables.h"
+#include "common/memory.h"
 #include "read_software.h"
 
 #include "base/error.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,13 +45,10 @@ report(struct audit_work *work, enum audit_kind kind, const struct source_variab
 {
     const struct advice_row *row = advice_find(work->advice, variable->name);
     char text[1024];
-    va_list args;
 
     if (work->audit->n == AUDIT_MAX)
         return true;
-    va_start(args, format);
-    vsnprintf(text, sizeof(text), format, args);
-    va_end(args);
+    WITH_ARGS(format, vsnprintf(text, sizeof(text), format, args));
     work->audit->rows[work->audit->n++] =
         (struct audit_row){.kind = kind,
                            .name = audit_clean(work, variable->name),

@@ -342,14 +342,11 @@ static void find_dmabuf(struct source *source, const struct topo *topo, struct s
     } else {
         driver->dmabuf = SOURCE_OK;
         driver->dmabuf_why = "";
-        for (int i = 0; i < topo->n_gpus; i++) {
-            const struct topo_gpu *gpu = &topo->gpus[i];
-
+        FOR_EACH (gpu, topo->gpus, topo->n_gpus)
             if (gpu->cc_major && (gpu->cc_major < 7 || (gpu->cc_major == 7 && gpu->cc_minor < 5))) {
                 driver->dmabuf = SOURCE_ABSENT;
                 driver->dmabuf_why = source_printf(source, "GPU %d is older than Turing", gpu->index);
             }
-        }
     }
 }
 

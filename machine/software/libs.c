@@ -223,13 +223,10 @@ static bool libs_try(struct source *source, const char *path, int machine, const
 static bool libs_try_list(struct source *source, const struct libs_list *list, const char *name, int machine,
                           struct lib_location *location)
 {
-    for (size_t i = 0; i < list->n; i++) {
-        const struct libs_folder *folder = &list->folders[i];
-
+    FOR_EACH (folder, list->folders, list->n)
         if (strlen(folder->path) + strlen(name) + 2 < PATH_MAX &&
             libs_try(source, source_printf(source, "%s/%s", folder->path, name), machine, folder->found_by, location))
             return true;
-    }
     return false;
 }
 

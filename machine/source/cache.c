@@ -126,12 +126,8 @@ const char *cache_plain_path(const char *path, char ret_path[PATH_MAX])
 struct source *source_path(struct source *source, const char *format, ...)
 {
     char path[PATH_MAX];
-    va_list args;
-    int n;
+    int n = WITH_ARGS(format, vsnprintf(path, sizeof(path), format, args));
 
-    va_start(args, format);
-    n = vsnprintf(path, sizeof(path), format, args);
-    va_end(args);
     source->path[0] = '\0';
     source->path_why = n < 0 || n >= PATH_MAX ? TOO_LONG : cache_plain_path(path, source->path);
     return source;

@@ -11,7 +11,6 @@
 #include "source.h"
 
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,11 +25,7 @@
 
 static bool __attribute__((format(printf, 2, 3))) elf_refuse(struct elf_image *image, const char *format, ...)
 {
-    va_list args;
-
-    va_start(args, format);
-    vsnprintf(image->why, sizeof(image->why), format, args);
-    va_end(args);
+    WITH_ARGS(format, vsnprintf(image->why, sizeof(image->why), format, args));
     return false;
 }
 

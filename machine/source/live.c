@@ -6,6 +6,7 @@
  * and ".." stops there, whatever is renamed meanwhile. Where it is missing (before Linux 5.6, or blocked by a seccomp
  * filter), only "/" can be read, where there is nothing to escape from.
  */
+#include "common/dir.h"
 #include "common/memory.h"
 #include "state.h"
 
@@ -16,23 +17,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #define SELF "/proc/self"
-#define LINKS_MAX 40   /* as in the kernel */
-#define RACES_MAX 1000 /* openat2() fails with EAGAIN when something was renamed while it resolved ".." */
+#define LINKS_MAX 40 /* as in the kernel */
 
 static int call_openat2(const struct source *source, const char *path, int flags)
 {
-    struct open_how how = {.flags = (uint64_t)(flags | O_CLOEXEC), .resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS};
-    long fd;
-    int tries = 0;
-
-    do
-        fd = syscall(SYS_openat2, source->fd, path[0] == '/' && !path[1] ? "." : path, &how, sizeof(how));
-    while (fd < 0 && errno == EAGAIN && ++tries < RACES_MAX);
-    return (int)fd;
+    return dir_resolve(source->fd, path[0] == '/' && !path[1] ? "." : path, flags, RESOLVE_IN_ROOT);
 }
 
 void live_probe(struct source *source)

@@ -8,6 +8,7 @@
  * be added as well.
  */
 #include "scrub.h"
+#include "common/json.h"
 #include "common/memory.h"
 #include "common/text.h"
 
@@ -274,7 +275,6 @@ static json_t *scrub_object(struct scrub *scrub, const struct scrub_row *row, co
 static json_t *scrub_value(struct scrub *scrub, const struct scrub_row *row, const json_t *value)
 {
     json_t *copy, *item;
-    size_t i;
 
     if (json_is_object(value))
         return scrub_object(scrub, row, value);
@@ -285,7 +285,7 @@ static json_t *scrub_value(struct scrub *scrub, const struct scrub_row *row, con
     if (json_is_string(value))
         return apply_row(scrub, row, value);
     copy = json_array();
-    json_array_foreach (value, i, item)
+    FOR_JSON (item, value)
         json_array_append_new(copy, scrub_value(scrub, row, item));
     return copy;
 }
@@ -298,9 +298,8 @@ static json_t *scrub_names(struct scrub *scrub, const char *folder, const json_t
     bool all = matches_any(folder_rows, folder);
     const struct scrub_row row = {"", rule_name, folder, NULL};
     json_t *copy = json_array(), *name;
-    size_t i;
 
-    json_array_foreach (names, i, name)
+    FOR_JSON (name, names)
         if (all || scrub_is_common(scrub, folder, json_string_value(name)) || scrub_is_dist(json_string_value(name)))
             json_array_append_new(copy, apply_row(scrub, &row, name));
     return copy;
@@ -379,9 +378,8 @@ static void learn_value(struct scrub *scrub, const json_t *value)
 {
     const char *key;
     json_t *item;
-    size_t i;
 
-    json_array_foreach (value, i, item)
+    FOR_JSON (item, value)
         learn_value(scrub, item);
     json_object_foreach ((json_t *)value, key, item)
         learn_value(scrub, item);
@@ -414,9 +412,8 @@ static void learn_variable(struct scrub *scrub, const char *name, const char *va
 static void learn_folder(struct scrub *scrub, const char *folder, const json_t *names)
 {
     json_t *name;
-    size_t i;
 
-    json_array_foreach (names, i, name) {
+    FOR_JSON (name, names) {
         if (!json_is_string(name))
             continue;
         if (strcmp(folder, "/sys/class/infiniband") == 0 || strcmp(folder, "/sys/class/net") == 0 ||

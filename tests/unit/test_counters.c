@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Increments of counters: wrap-around, resets, words and bytes; and their files. */
-#include "machine/hardware/counters.h"
+#include "cmd/nics/counter_sample.h"
 
 #include "temp.h"
 

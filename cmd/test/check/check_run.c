@@ -1,24 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "check_run.h"
 
+#include "common/memory.h"
+
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
 void check_mismatch(struct check_run *run, const char *format, ...)
 {
     struct check_verdict *verdict = &run->verdict;
-    va_list args;
     int n;
 
     if (verdict->failed)
         return;
     verdict->failed = 1;
     n = snprintf(verdict->text, sizeof(verdict->text), "%s: ", run->phase);
-    va_start(args, format);
-    vsnprintf(verdict->text + n, sizeof(verdict->text) - (size_t)n, format, args);
-    va_end(args);
+    WITH_ARGS(format, vsnprintf(verdict->text + n, sizeof(verdict->text) - (size_t)n, format, args));
 }
 
 /* One element as a number, whatever its size. */

@@ -6,7 +6,6 @@
 #include <epkit/types.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -16,13 +15,9 @@
 
 bool check_fail(struct check_error *error, const char *format, ...)
 {
-    va_list args;
-
     if (!error)
         return false;
-    va_start(args, format);
-    vsnprintf(error->text, sizeof(error->text), format, args);
-    va_end(args);
+    WITH_ARGS(format, vsnprintf(error->text, sizeof(error->text), format, args));
     return false;
 }
 
