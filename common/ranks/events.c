@@ -2,6 +2,7 @@
 /* events.c - reads the events of the ranks; merges and prints their errors. */
 #include "ranks_internal.h"
 
+#include "common/child.h"
 #include "common/json.h"
 #include "common/memory.h"
 #include "common/output.h"
@@ -195,8 +196,7 @@ bool rank_reader_read(struct rank_reader *reader, int rank)
         if (n < 0 && errno == EAGAIN)
             return has_ended;
         if (n <= 0) {
-            close(pipe->fds[0]);
-            pipe->fds[0] = -1;
+            process_close_fd(&pipe->fds[0]);
             return has_ended;
         }
         pipe->used += (size_t)n;
@@ -254,8 +254,7 @@ void rank_reader_done(struct rank_reader *reader)
 {
     for (int i = 0; reader->pipes && i < reader->spec->nranks; i++) {
         for (int end = 0; end < 2; end++)
-            if (reader->pipes[i].fds[end] >= 0)
-                close(reader->pipes[i].fds[end]);
+            process_close_fd(&reader->pipes[i].fds[end]);
         free(reader->pipes[i].text);
     }
     free(reader->pipes);

@@ -40,7 +40,7 @@ struct child {
 struct launch {
     const struct ranks_spec *spec;
     const char *job;
-    const json_t *parameters;
+    char *parameters; /* a text: each rank parses its own copy, because threads must not share them */
     struct rank_reader reader;
     struct child *children;
     int n_children, n_running;
@@ -86,40 +86,32 @@ static void init_child(const struct launch *launch, pid_t launcher)
     dup2(STDERR_FILENO, STDOUT_FILENO);
 }
 
-struct thread_argument {
-    const struct launch *launch;
-    const char *parameters;
-};
-
-/* A rank in fork and thread mode. Parses its own copy of the parameters, because threads must not share them. */
-static int run_rank(const ep_boot *boot, void *argument)
+/* A rank in fork and thread mode. */
+static int run_rank(const struct launch *launch, const ep_boot *boot)
 {
-    const struct thread_argument *thread = argument;
-    const struct launch *launch = thread->launch;
     struct ranks_rank_context self = {.ctx.spec = launch->spec, .ctx.emit_fd = launch->reader.pipes[boot->rank].fds[1]};
-    json_t *parameters = json_loads(thread->parameters, 0, NULL);
+    json_t *parameters = json_loads(launch->parameters, 0, NULL);
     int code = ranks_run_rank(&self, boot, launch->job, parameters);
 
     json_decref(parameters);
     return code;
 }
 
-static void run_forked(struct launch *launch, ep_boot_shm *boot_shm, int rank, const char *parameters)
+static void run_forked(const struct launch *launch, ep_boot_shm *boot_shm, int rank)
 {
-    struct thread_argument argument = {launch, parameters};
     ep_boot boot = {.size = sizeof(boot)};
 
     if (ep_boot_shm_join(boot_shm, rank, &boot) != EP_OK) {
         out_error("rank %d: %s", rank, ep_last_error());
         _exit(CMD_FAILED);
     }
-    _exit(run_rank(&boot, &argument));
+    _exit(run_rank(launch, &boot));
 }
 
 struct rank_thread {
     pthread_t id;
     ep_boot boot;
-    struct thread_argument *argument;
+    const struct launch *launch;
     ep_boot_shm *boot_shm;
 };
 
@@ -127,15 +119,14 @@ static void *run_thread(void *context)
 {
     struct rank_thread *thread = context;
 
-    (void)run_rank(&thread->boot, thread->argument);
+    (void)run_rank(thread->launch, &thread->boot);
     ep_boot_shm_note_return(thread->boot_shm, thread->boot.rank);
     return NULL;
 }
 
 /* All ranks are threads of this process, which ends with them. */
-static void run_threads(struct launch *launch, const char *parameters)
+static void run_threads(const struct launch *launch)
 {
-    struct thread_argument argument = {launch, parameters};
     int n = launch->spec->nranks;
     struct rank_thread *threads = memory_new((size_t)n, sizeof(*threads));
     ep_boot_shm *boot_shm = NULL;
@@ -145,7 +136,7 @@ static void run_threads(struct launch *launch, const char *parameters)
         struct rank_thread *thread = &threads[rank];
         int reason;
 
-        *thread = (struct rank_thread){.boot.size = sizeof(ep_boot), .argument = &argument, .boot_shm = boot_shm};
+        *thread = (struct rank_thread){.boot.size = sizeof(ep_boot), .launch = launch, .boot_shm = boot_shm};
         status = ep_boot_shm_join(boot_shm, rank, &thread->boot);
         reason = status == EP_OK ? pthread_create(&thread->id, NULL, run_thread, thread) : 0;
         if (reason)
@@ -160,7 +151,7 @@ static void run_threads(struct launch *launch, const char *parameters)
     _exit(CMD_FINE);
 }
 
-static int start_child(struct launch *launch, int first, int n, ep_boot_shm *boot_shm, const char *parameters)
+static int start_child(struct launch *launch, int first, int n, ep_boot_shm *boot_shm)
 {
     struct child *child = &launch->children[launch->n_children];
     pid_t launcher = getpid();
@@ -173,8 +164,8 @@ static int start_child(struct launch *launch, int first, int n, ep_boot_shm *boo
     if (child->pid == 0) {
         init_child(launch, launcher);
         if (launch->spec->boot == RANKS_THREADS)
-            run_threads(launch, parameters);
-        run_forked(launch, boot_shm, first, parameters);
+            run_threads(launch);
+        run_forked(launch, boot_shm, first);
     }
     child->first = first;
     child->n = n;
@@ -184,7 +175,7 @@ static int start_child(struct launch *launch, int first, int n, ep_boot_shm *boo
     return CMD_FINE;
 }
 
-static int start_all(struct launch *launch, ep_boot_shm *boot_shm, const char *parameters)
+static int start_all(struct launch *launch, ep_boot_shm *boot_shm)
 {
     int nranks = launch->spec->nranks;
     int result = CMD_FINE;
@@ -192,11 +183,10 @@ static int start_all(struct launch *launch, ep_boot_shm *boot_shm, const char *p
     fflush(stdout);
     fflush(stderr);
     if (launch->spec->boot != RANKS_FORK)
-        return start_child(launch, 0, nranks, NULL, parameters);
+        return start_child(launch, 0, nranks, NULL);
     for (int rank = 0; rank < nranks && result == CMD_FINE; rank++) {
-        result = start_child(launch, rank, 1, boot_shm, parameters);
-        close(launch->reader.pipes[rank].fds[1]);
-        launch->reader.pipes[rank].fds[1] = -1;
+        result = start_child(launch, rank, 1, boot_shm);
+        process_close_fd(&launch->reader.pipes[rank].fds[1]);
     }
     return result;
 }
@@ -348,8 +338,8 @@ static int open_signals(struct launch *launch)
 static void close_all(struct launch *launch)
 {
     rank_reader_done(&launch->reader);
-    if (launch->signal_fd >= 0)
-        close(launch->signal_fd);
+    process_close_fd(&launch->signal_fd);
+    free(launch->parameters);
     free(launch->children);
     free(launch->polls);
     sigprocmask(SIG_SETMASK, &launch->old_mask, NULL);
@@ -358,9 +348,8 @@ static void close_all(struct launch *launch)
 int ranks_run(const struct ranks_spec *spec, const char *job, const json_t *parameters, ranks_event_fn on_event,
               void *context)
 {
-    struct launch launch = {.spec = spec, .job = job, .parameters = parameters, .signal_fd = -1};
+    struct launch launch = {.spec = spec, .job = job, .signal_fd = -1};
     ep_boot_shm *boot_shm = NULL;
-    char *text = NULL;
     int result;
 
     if (ranks_world_rank() == 0)
@@ -371,14 +360,14 @@ int ranks_run(const struct ranks_spec *spec, const char *job, const json_t *para
     if (result != CMD_FINE)
         goto close;
     result = CMD_FAILED;
-    text = json_dumps(parameters, JSON_COMPACT);
+    launch.parameters = json_dumps(parameters, JSON_COMPACT);
     launch.children = memory_new((size_t)spec->nranks, sizeof(*launch.children));
     launch.polls = memory_new((size_t)spec->nranks + 1, sizeof(*launch.polls));
     if (spec->boot == RANKS_FORK && ep_boot_shm_new(spec->nranks, &boot_shm) != EP_OK) {
         out_error("preparing the ranks: %s", ep_last_error());
         goto close;
     }
-    result = start_all(&launch, boot_shm, text);
+    result = start_all(&launch, boot_shm);
     if (result != CMD_FINE)
         end_children(&launch);
     run_loop(&launch);
@@ -388,7 +377,6 @@ int ranks_run(const struct ranks_spec *spec, const char *job, const json_t *para
         ranks_problem_print(launch.reader.problems);
 close:
     ep_boot_shm_free(boot_shm);
-    free(text);
     close_all(&launch);
     return result;
 }
