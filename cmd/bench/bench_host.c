@@ -146,8 +146,7 @@ void machine_read(struct source *source, json_t *machine)
 {
     const struct topo *topo = topo_read(source);
 
-    json_object_set_new(machine, "cpu",
-                        value_of_key(source_lines(source, "model name", "/proc/cpuinfo").text, "model name"));
+    json_object_set_new(machine, "cpu", value_of_key(source_read(source, "/proc/cpuinfo").text, "model name"));
     json_object_set_new(machine, "os", value_of_key(source_read(source, "/etc/os-release").text, "PRETTY_NAME"));
     /* A kernel without NUMA lists no nodes. */
     json_object_set_new(machine, "numa_nodes", json_integer(topo->n_numa ? topo->n_numa : 1));

@@ -2,6 +2,7 @@
 /* counters.c - the counters that the kernel keeps for NICs. */
 #include "counters.h"
 
+#include "common/dir.h"
 #include "common/memory.h"
 #include "common/text.h"
 
@@ -13,7 +14,6 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 /*
  * Ports of RDMA devices. ports/<n>/counters has those of the InfiniBand specification (PortCounters and
@@ -239,7 +239,6 @@ json_t *ethtool_query(void *interface)
     }
     free(names);
     free(values);
-    if (fd >= 0)
-        close(fd);
+    dir_close(fd);
     return answer;
 }

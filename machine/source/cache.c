@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define BLOCK_BYTES 65536
 #define ENTRY_BYTES 96 /* of jansson for each value, approximately */
@@ -285,8 +284,7 @@ void source_free(struct source *source)
     json_decref(source->not_recorded);
     json_decref(source->refused);
     json_decref(source->full);
-    if (source->fd >= 0)
-        close(source->fd);
+    dir_close(source->fd);
     free(source->name);
     free(source);
 }

@@ -128,8 +128,7 @@ static int open_kmsg(struct source *source, const char *path, json_t **ret_failu
         return -1;
     fd = live_open(source, path, O_PATH);
     if (fd < 0 || fstat(fd, &info) < 0 || !S_ISCHR(info.st_mode) || info.st_rdev != makedev(1, 11)) {
-        if (fd >= 0)
-            close(fd);
+        dir_close(fd);
         return -1;
     }
     close(fd);
@@ -155,25 +154,9 @@ json_t *cache_log(struct source *source, const char *path, const char *needle)
         if (fd >= 0)
             failure = search_file(fd, bytes, needle, &found);
     }
-    if (fd >= 0)
-        close(fd);
+    dir_close(fd);
     live_done(source);
     entry = failure ? failure : json_stringn_nocheck(found.text, found.used);
     free(found.text);
     return entry;
-}
-
-struct source_text path_lines(struct source *source, const char *needle)
-{
-    const json_t *entry;
-    char *key;
-
-    if (source->path_why)
-        return (struct source_text){.state = SOURCE_FAILED, .text = "", .why = source->path_why};
-    key = memory_printf("%s\t%s", source->path, needle);
-    entry = cache_get(source, CACHE_LINES, key);
-    if (!entry)
-        entry = cache_put(source, CACHE_LINES, key, cache_log(source, source->path, needle));
-    free(key);
-    return cache_text(entry);
 }

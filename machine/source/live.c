@@ -6,7 +6,6 @@
  * and ".." stops there, whatever is renamed meanwhile. Where it is missing (before Linux 5.6, or blocked by a seccomp
  * filter), only "/" can be read, where there is nothing to escape from.
  */
-#include "common/dir.h"
 #include "common/memory.h"
 #include "state.h"
 
@@ -32,8 +31,7 @@ void live_probe(struct source *source)
     int fd = call_openat2(source, "/", O_PATH | O_DIRECTORY);
 
     source->has_openat2 = fd >= 0 || (errno != ENOSYS && errno != EPERM);
-    if (fd >= 0)
-        close(fd);
+    dir_close(fd);
 }
 
 /* --- resolution --- */
@@ -155,8 +153,7 @@ int live_open_file(struct source *source, const char *path, int64_t *ret_bytes, 
         *ret_bytes = (int64_t)info.st_size;
         return fd;
     }
-    if (fd >= 0)
-        close(fd);
+    dir_close(fd);
     live_done(source);
     return -1;
 }

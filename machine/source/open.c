@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* open.c - opens a source: this machine, a folder with or without an overlay, or the file of a snapshot. */
-#include "common/dir.h"
 #include "state.h"
 
 #include <errno.h>
@@ -44,8 +43,7 @@ ep_status source_set_process(struct source *source, pid_t pid)
     snprintf(path, sizeof(path), "/proc/%d", (int)pid);
     fd = live_open(source, path, O_PATH | O_DIRECTORY);
     if (fd < 0 || fstat(fd, &info) < 0) {
-        if (fd >= 0)
-            close(fd);
+        dir_close(fd);
         return ep_fail(EP_E_ARG, "process %d: no such process", (int)pid);
     }
     close(fd);

@@ -223,8 +223,7 @@ static json_t *make_folder(struct source *source, const char *path)
     if (fd < 0 && errno == ENOTDIR) {
         fd = live_open(source, path, O_PATH);
         entry = fd >= 0 ? cache_failure(SOURCE_FAILED, "is not a folder") : cache_failure_errno(ENOTDIR);
-        if (fd >= 0)
-            close(fd);
+        dir_close(fd);
     } else {
         entry = fd < 0 ? cache_failure_errno(errno) : list_fd(fd);
     }
@@ -330,8 +329,7 @@ static json_t *make_stat(struct source *source, const char *path)
                                                                     : 0),
                           "access", access);
     }
-    if (fd >= 0)
-        close(fd);
+    dir_close(fd);
     live_done(source);
     return entry;
 }

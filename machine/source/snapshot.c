@@ -284,19 +284,6 @@ ep_status snapshot_load(struct source *source, const char *what, const char *tex
     return status;
 }
 
-ep_status source_from_json(const char *name, const char *text, size_t bytes, struct source **ret_source)
-{
-    struct source *source = source_new(name);
-    ep_status status = snapshot_load(source, name, text, bytes);
-
-    if (status != EP_OK) {
-        source_free(source);
-        return status;
-    }
-    *ret_source = source;
-    return EP_OK;
-}
-
 /* --- writing --- */
 
 char *snapshot_text(struct source *source)

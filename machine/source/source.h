@@ -101,10 +101,6 @@ const char *source_field(struct source *source, const char *text, const char *na
 #define source_number(source, ret_value, ...) path_number(source_path(source, __VA_ARGS__), ret_value)
 enum source_state path_number(struct source *source, int64_t *ret_value);
 
-/* The lines of a log that contain `needle`, of a large log at its end; also /dev/kmsg, without waiting. */
-#define source_lines(source, needle, ...) path_lines(source_path(source, __VA_ARGS__), needle)
-struct source_text path_lines(struct source *source, const char *needle);
-
 /* The current value of a counter of 64 bits, not cached; a snapshot gives the value that it holds. */
 #define source_number_uncached(source, ret_value, ...) path_counter(source_path(source, __VA_ARGS__), ret_value)
 enum source_state path_counter(struct source *source, uint64_t *ret_value);
@@ -232,7 +228,8 @@ typedef json_t *source_reader(struct source_text file);
 #define READER_BOOL(name, condition) READER(name, json_boolean(condition))
 #define source_fact(source, name, read, ...) source_log_fact(source, name, read, NULL, __VA_ARGS__)
 
-/* With `needle`: from the lines of a log that contain it (source_lines()), which are not cached. */
+/* With `needle`: from the lines of a log that contain it, of a large log at its end; also /dev/kmsg, without waiting.
+ */
 #define source_log_fact(source, name, read, needle, ...) path_fact(source_path(source, __VA_ARGS__), name, read, needle)
 struct source_answer path_fact(struct source *source, const char *name, source_reader *read, const char *needle);
 

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "cache.h"
+#include "common/dir.h"
 
 #include <stdatomic.h>
 
@@ -84,9 +85,6 @@ json_t *live_read(int fd, size_t most);
 
 /* Adds the entries of a snapshot's text, replacing cached ones. `what` names it in errors. */
 ep_status snapshot_load(struct source *source, const char *what, const char *text, size_t bytes);
-
-/* A source with the entries of the text of a snapshot. */
-ep_status source_from_json(const char *name, const char *text, size_t bytes, struct source **ret_source);
 
 /* The document that source_save() writes, as text for free(). */
 char *snapshot_text(struct source *source);

@@ -3,7 +3,7 @@
  * Any bytes as a snapshot: what is refused has a reason, and what is accepted answers every question about what is in
  * it and can be saved, and what was saved can be read again.
  */
-#include "machine/source/state.h"
+#include "tests/unit/load_snapshot.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -23,6 +23,12 @@ static void check_text(struct source_text text)
     check(text.state == SOURCE_OK || text.bytes == 0);
 }
 
+static json_t *read_length(struct source_text file)
+{
+    check(file.text[file.bytes] == '\0');
+    return json_integer((json_int_t)file.bytes);
+}
+
 static void ask_path(struct source *source, const char *path)
 {
     struct source_names names = source_list(source, "%s", path);
@@ -34,7 +40,7 @@ static void ask_path(struct source *source, const char *path)
 
     check_text(source_read(source, "%s", path));
     check_text(source_resolve(source, "%s", path));
-    check_text(source_lines(source, "Xid", "%s", path));
+    source_log_fact(source, "length of lines", read_length, "Xid", "%s", path);
     check_text(line);
     check(strlen(line.text) == line.bytes && !strchr(line.text, '\n'));
     check(names.why && (names.state == SOURCE_OK || names.n == 0));
@@ -45,12 +51,6 @@ static void ask_path(struct source *source, const char *path)
         check(elf.needed[i] != NULL);
     source_number(source, &value, "%s", path);
     source_number_uncached(source, &now, "%s", path);
-}
-
-static json_t *read_length(struct source_text file)
-{
-    check(file.text[file.bytes] == '\0');
-    return json_integer((json_int_t)file.bytes);
 }
 
 /* A fact that is there, and one that a text is read for if there is any. */
@@ -96,13 +96,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct source *source, *saved;
     char *text, *again;
 
-    if (source_from_json("input", (const char *)data, size, &source) != EP_OK) {
+    if (load_snapshot("input", (const char *)data, size, &source) != EP_OK) {
         check(strncmp(ep_last_error(), "input: ", 7) == 0);
         return 0;
     }
     ask_everything(source);
     text = snapshot_text(source);
-    check(source_from_json("saved", text, strlen(text), &saved) == EP_OK);
+    check(load_snapshot("saved", text, strlen(text), &saved) == EP_OK);
     ask_everything(saved);
     again = snapshot_text(saved);
     free(again);

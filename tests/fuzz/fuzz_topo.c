@@ -5,7 +5,7 @@
  */
 #include "machine/hardware/map.h"
 #include "machine/hardware/topo.h"
-#include "machine/source/state.h"
+#include "tests/unit/load_snapshot.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -65,7 +65,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct topo *topo;
     struct map *map;
 
-    if (source_from_json("fuzz", (const char *)data, size, &source) != EP_OK)
+    if (load_snapshot("fuzz", (const char *)data, size, &source) != EP_OK)
         return 0;
     topo = topo_read(source);
     check_pci(topo);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reads of a source: every state of a query, and that nothing leads out of the root directory. */
+#include "log_lines.h"
 #include "machine/source/state.h"
 #include "tree.h"
 #include "unit.h"
@@ -201,7 +202,7 @@ TEST_WITH(what_is_no_file_says_so, setup, teardown)
     assert_state(source_list(source, "/fifo"), SOURCE_FAILED, "is not a folder");
     assert_state(source_list(source, "/absent"), SOURCE_ABSENT, "No such file or directory");
     assert_state(source_read(source, "relative"), SOURCE_FAILED, "not an absolute path");
-    assert_state(source_lines(source, "x", "/folder"), SOURCE_FAILED, "is a folder");
+    assert_state(log_lines(source, "x", "/folder"), SOURCE_FAILED, "is a folder");
     assert_string_equal(source_read(source, "/fifo").text, "");
     assert_int_equal(source_list(source, "/absent").n, 0);
     assert_int_equal(source_stat(source, "/fifo").kind, SOURCE_OTHER);
@@ -250,7 +251,7 @@ TEST_WITH(a_file_may_be_too_large, setup, teardown)
     assert_int_equal(source_read(source, "/fits").bytes, SOURCE_FILE_MAX);
     assert_state(source_read(source, "/large"), SOURCE_FAILED, "larger than 8 MiB");
     assert_state(source_read(source, "/enormous"), SOURCE_FAILED, "larger than 8 MiB");
-    assert_state(source_lines(source, "y", "/enormous"), SOURCE_OK, "");
+    assert_state(log_lines(source, "y", "/enormous"), SOURCE_OK, "");
     assert_int_equal(source_stat(source, "/enormous").bytes, (int64_t)1 << 42);
     free(text);
 }
@@ -454,14 +455,14 @@ TEST_WITH(logs_are_searched, setup, teardown)
         fprintf(file, "%040d%s\n", i, i == n_lines - 1 ? " Xid" : "");
     fclose(file);
     source = look(fixture);
-    assert_string_equal(source_lines(source, "Xid", "/log").text, "Xid 1\nXid 2\n");
-    assert_string_equal(source_lines(source, "nothing", "/log").text, "");
-    assert_string_equal(source_lines(source, "", "/log").text, "Xid 1\nother\nXid 2\n");
-    assert_null(strstr(source_lines(source, "Xid", "/long").text, "beginning"));
-    assert_non_null(strstr(source_lines(source, "Xid", "/long").text, " Xid\n"));
-    assert_int_equal(source_lines(source, "0", "/long").state, SOURCE_OK);
-    assert_in_range(source_lines(source, "0", "/long").bytes, SOURCE_LOG_MAX / 2, SOURCE_LOG_MAX);
-    assert_int_equal(source_lines(source, "Xid", "/absent").state, SOURCE_ABSENT);
+    assert_string_equal(log_lines(source, "Xid", "/log").text, "Xid 1\nXid 2\n");
+    assert_string_equal(log_lines(source, "nothing", "/log").text, "");
+    assert_string_equal(log_lines(source, "", "/log").text, "Xid 1\nother\nXid 2\n");
+    assert_null(strstr(log_lines(source, "Xid", "/long").text, "beginning"));
+    assert_non_null(strstr(log_lines(source, "Xid", "/long").text, " Xid\n"));
+    assert_int_equal(log_lines(source, "0", "/long").state, SOURCE_OK);
+    assert_in_range(log_lines(source, "0", "/long").bytes, SOURCE_LOG_MAX / 2, SOURCE_LOG_MAX);
+    assert_int_equal(log_lines(source, "Xid", "/absent").state, SOURCE_ABSENT);
 }
 
 /* With access to the ring buffer, records come without their prefix; in any case the answer is immediate. */
@@ -471,7 +472,7 @@ TEST_WITH(the_ring_buffer_is_read_without_waiting, setup, teardown)
     struct source *source;
 
     assert_int_equal(source_open(NULL, &source), EP_OK);
-    text = source_lines(source, "", "/dev/kmsg");
+    text = log_lines(source, "", "/dev/kmsg");
     assert_int_not_equal(text.state, SOURCE_NOT_RECORDED);
     if (text.state == SOURCE_OK && text.bytes > 0)
         assert_true(text.text[strspn(text.text, "0123456789")] != ',');
@@ -567,7 +568,7 @@ TEST_WITH(descriptors_do_not_leak, setup, teardown)
         assert_int_equal(source_stat(source, "/link").state, SOURCE_OK);
         assert_int_equal(source_resolve(source, "/link").state, SOURCE_OK);
         assert_int_equal(source_resolve(source, "/round").state, SOURCE_FAILED);
-        assert_int_equal(source_lines(source, "x", "/link").state, SOURCE_OK);
+        assert_int_equal(log_lines(source, "x", "/link").state, SOURCE_OK);
     }
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &old), 0);
 }

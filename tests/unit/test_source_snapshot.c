@@ -2,7 +2,8 @@
 /*
  * Snapshots: recorded queries give the same answers, and a damaged snapshot is refused with the location of the error.
  */
-#include "machine/source/state.h"
+#include "load_snapshot.h"
+#include "log_lines.h"
 #include "tree.h"
 #include "unit.h"
 
@@ -121,7 +122,7 @@ static struct source *load(const char *text, size_t bytes)
 {
     struct source *source = NULL;
 
-    if (source_from_json("test", text, bytes, &source) != EP_OK)
+    if (load_snapshot("test", text, bytes, &source) != EP_OK)
         fail_msg("%s", ep_last_error());
     return source;
 }
@@ -212,7 +213,7 @@ TEST(what_was_not_asked_is_not_known)
     assert_int_equal(source_line(source, "/a").state, SOURCE_NOT_RECORDED);
     assert_int_equal(source_number(source, &value, "/a"), SOURCE_NOT_RECORDED);
     assert_int_equal(source_number_uncached(source, &now, "/a"), SOURCE_NOT_RECORDED);
-    assert_int_equal(source_lines(source, "x", "/a").state, SOURCE_NOT_RECORDED);
+    assert_int_equal(log_lines(source, "x", "/a").state, SOURCE_NOT_RECORDED);
     assert_int_equal(source_list(source, "/a").state, SOURCE_NOT_RECORDED);
     assert_int_equal(source_resolve(source, "/a").state, SOURCE_NOT_RECORDED);
     assert_int_equal(source_stat(source, "/a").state, SOURCE_NOT_RECORDED);
@@ -266,7 +267,7 @@ TEST(an_overlay_comes_before_the_files)
     assert_int_equal(now, 4);
     assert_int_equal(source_list(source, "/b").n, 2);
     assert_string_equal(source_list(source, "/b").names[0], "x9");
-    assert_string_equal(source_lines(source, "Xid", "/dev/kmsg").text, "Xid\n");
+    assert_string_equal(log_lines(source, "Xid", "/dev/kmsg").text, "Xid\n");
     assert_int_equal(source_stat(source, "/dev/gdrdrv").kind, SOURCE_CHAR_DEVICE);
     assert_true(source_stat(source, "/dev/gdrdrv").may_write);
     assert_false(source_stat(source, "/dev/gdrdrv").may_execute);
@@ -344,7 +345,7 @@ TEST(damaged_snapshots_are_refused)
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct source *source = (struct source *)(intptr_t)1;
 
-        assert_int_equal(source_from_json("made up", cases[i].text, strlen(cases[i].text), &source), EP_E_ARG);
+        assert_int_equal(load_snapshot("made up", cases[i].text, strlen(cases[i].text), &source), EP_E_ARG);
         assert_ptr_equal(source, (struct source *)(intptr_t)1);
         if (strncmp(ep_last_error(), "made up: ", 9) != 0 || !strstr(ep_last_error(), cases[i].says))
             fail_msg("%s\nsays: %s\nnot:  %s", cases[i].text, ep_last_error(), cases[i].says);
@@ -357,7 +358,7 @@ TEST(errors_are_clean)
     static const char text[] = FILES("\"/\\u001b[31m\": 1");
     struct source *source;
 
-    assert_fails(source_from_json("made up", text, sizeof(text) - 1, &source), EP_E_ARG, "\"/?[31m\"");
+    assert_fails(load_snapshot("made up", text, sizeof(text) - 1, &source), EP_E_ARG, "\"/?[31m\"");
 }
 
 static char *repeated(const char *before, const char *unit, size_t n, const char *after, size_t *ret_bytes)
@@ -393,7 +394,7 @@ TEST(snapshots_are_bounded)
         struct source *source = NULL;
         size_t bytes;
         char *text = repeated(cases[i].before, cases[i].unit, cases[i].n, cases[i].after, &bytes);
-        ep_status status = source_from_json("made up", text, bytes, &source);
+        ep_status status = load_snapshot("made up", text, bytes, &source);
 
         assert_int_equal(status, cases[i].says ? EP_E_ARG : EP_OK);
         if (cases[i].says && !strstr(ep_last_error(), cases[i].says))
