@@ -34,8 +34,7 @@ bool variable_nearest(const char *name, char ret_name[VARIABLE_NAME_BYTES])
     int least = 3; /* two differences are a typing error, more are another name */
 
     for (const struct variable *variable = variables; variable->names; variable++) {
-        for (const char *left = variable->effect == VARIABLE_WORKS ? variable->names : ""; *left;) {
-            struct piece word = text_take(&left, " ");
+        FOR_PIECES (word, variable->effect == VARIABLE_WORKS ? variable->names : "", " ") {
             char known[VARIABLE_NAME_BYTES];
             int slips;
 
@@ -123,9 +122,7 @@ static bool accepts_alternative(const char *values, const char *value, char *ret
 {
     char text[160] = "";
 
-    for (const char *left = values; *left;) {
-        struct piece word = text_take(&left, "|");
-
+    FOR_PIECES (word, values, "|") {
         if (word.n == strlen(value) && strncasecmp(word.text, value, word.n) == 0)
             return true;
         text_append(text, sizeof(text), "%s%.*s", *text ? ", " : "", (int)word.n, word.text);

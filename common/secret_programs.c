@@ -83,12 +83,9 @@ static bool is_among(const char *names, struct piece word)
 
     if (slash)
         word = (struct piece){.text = slash + 1, .n = word.n - (size_t)(slash + 1 - word.text)};
-    for (const char *left = names; *left;) {
-        struct piece name = text_take(&left, " ");
-
+    FOR_PIECES (name, names, " ")
         if (name.n == word.n && memcmp(name.text, word.text, name.n) == 0)
             return true;
-    }
     return false;
 }
 

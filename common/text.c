@@ -78,6 +78,11 @@ bool piece_is(struct piece piece, const char *text)
     return piece.n == strlen(text) && strncmp(piece.text, text, piece.n) == 0;
 }
 
+const char *piece_find(struct piece piece, const char *text)
+{
+    return memmem(piece.text, piece.n, text, strlen(text));
+}
+
 struct piece text_take(const char **at, const char *separators)
 {
     /* Tables of words are searched at each byte of a text: strcspn() prepares more than it searches. */

@@ -75,6 +75,14 @@ bool piece_is(struct piece piece, const char *text);
 /* The next part of *at, up to one of `separators` or the end; advances *at past the separator. */
 struct piece text_take(const char **at, const char *separators);
 
+/* Each part of `text`, which may be NULL; none after a separator at its end. */
+#define FOR_PIECES(part, text, separators)                                                                             \
+    for (const char *part##_at = (text); part##_at && *part##_at; part##_at = NULL)                                    \
+        for (struct piece part; *part##_at && (part = text_take(&part##_at, separators), true);)
+
+/* The first place of `text` in it, or NULL. */
+const char *piece_find(struct piece piece, const char *text);
+
 /* A text in a buffer of the caller, truncated at its end. */
 struct text {
     char *bytes;

@@ -175,8 +175,7 @@ static json_t *names_of(const char *text, const char *space)
 {
     json_t *items = json_array();
 
-    while (*text) {
-        struct piece line = text_take(&text, "\n");
+    FOR_PIECES (line, text, "\n") {
         const char *slash = memchr(line.text, '/', line.n);
         int n = slash ? (int)(line.text + line.n - slash) - 1 : 0;
 

@@ -183,8 +183,7 @@ static bool run_line(const char *line)
 /* A command may have several lines; execution stops at the first that fails. */
 static bool run_fix(const char *fix)
 {
-    while (*fix) {
-        struct piece part = text_take(&fix, "\n");
+    FOR_PIECES (part, fix, "\n") {
         char line[1024];
 
         snprintf(line, sizeof(line), "%.*s", (int)part.n, part.text);

@@ -133,12 +133,9 @@ static const char *named_value(const struct install *install, const char *key)
 /* Does a list of kernels like "6.8 6.14" have this one? */
 static bool lists_kernel(const char *list, const char *kernel)
 {
-    while (*list) {
-        struct piece word = text_take(&list, " ");
-
+    FOR_PIECES (word, list, " ")
         if (word.n && strncmp(kernel, word.text, word.n) == 0 && !isdigit((unsigned char)kernel[word.n]))
             return true;
-    }
     return false;
 }
 

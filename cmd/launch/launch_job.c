@@ -69,11 +69,8 @@ static ep_status take_environment(struct capture *capture, struct job_rank *rank
     if (strlen(tail) > SCRIPT_TAIL)
         tail += strlen(tail) - SCRIPT_TAIL;
     /* A message is one line. */
-    while (*tail) {
-        struct piece piece = text_take(&tail, "\n");
-
+    FOR_PIECES (piece, tail, "\n")
         text_add(&text, "%s%.*s", text.n ? "; " : "", (int)piece.n, piece.text);
-    }
     text_clean(line, clean, sizeof(clean));
     return ep_fail(EP_E_SYSTEM, "sourcing scripts failed: %s", clean);
 }

@@ -329,8 +329,7 @@ static const char *linked_nvshmem(const struct doctor_machine *machine, const ch
 {
     const char *origin = libs_folder_of(machine->source, path);
 
-    while (*folders) {
-        struct piece entry = text_take(&folders, ":");
+    FOR_PIECES (entry, folders, ":") {
         const char *folder = libs_expand(machine->source, entry.text, entry.n, origin);
 
         if (folder && *folder == '/' && source_elf(machine->source, "%s/" HOST, folder).state == SOURCE_OK)

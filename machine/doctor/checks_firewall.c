@@ -31,15 +31,14 @@ static json_t *read_dropped(struct source_text file)
 {
     json_t *dropped = json_array();
 
-    while (*file.text) {
-        struct piece line = text_take(&file.text, "\n");
-        const char *in = memmem(line.text, line.n, " IN=", 4), *from = memmem(line.text, line.n, " SRC=", 5),
-                   *to = memmem(line.text, line.n, " DST=", 5), *port = memmem(line.text, line.n, " DPT=", 5);
+    FOR_PIECES (line, file.text, "\n") {
+        const char *in = piece_find(line, " IN="), *from = piece_find(line, " SRC="), *to = piece_find(line, " DST="),
+                   *port = piece_find(line, " DPT=");
 
         if (!in || !from || !to || !port || in[4] == ' ' || json_array_size(dropped) == 64 ||
             memmem(line.text, (size_t)(in - line.text), "ALLOW", 5) ||
-            memmem(line.text, (size_t)(in - line.text), "AUDIT", 5) || !memmem(line.text, line.n, " SYN", 4) ||
-            memmem(line.text, line.n, " ACK", 4) || strncmp(from + 5, to + 5, network_bytes(to + 5)) != 0)
+            memmem(line.text, (size_t)(in - line.text), "AUDIT", 5) || !piece_find(line, " SYN") ||
+            piece_find(line, " ACK") || strncmp(from + 5, to + 5, network_bytes(to + 5)) != 0)
             continue;
         json_array_append_new(dropped, json_pack("{s:o, s:i}", "interface", json_stringn(in + 4, strcspn(in + 4, " ")),
                                                  "port", atoi(port + 5)));
@@ -86,14 +85,12 @@ static json_t *read_nft(struct source_text file)
 {
     bool is_open = false, drops = strstr(file.text, "hook input") && strstr(file.text, "policy drop");
 
-    while (*file.text) {
-        struct piece line = text_take(&file.text, "\n");
-        const char *accept = memmem(line.text, line.n, " accept", 7);
+    FOR_PIECES (line, file.text, "\n") {
+        const char *accept = piece_find(line, " accept");
 
-        is_open =
-            is_open || (accept && !memmem(line.text, line.n, "lo\"", 3) && !memmem(line.text, line.n, "iif lo", 6) &&
-                        !memmem(line.text, line.n, "iifname lo", 10) && !memmem(line.text, line.n, "dport", 5) &&
-                        (memmem(line.text, line.n, "saddr", 5) || memmem(line.text, line.n, "iif", 3)));
+        is_open = is_open || (accept && !piece_find(line, "lo\"") && !piece_find(line, "iif lo") &&
+                              !piece_find(line, "iifname lo") && !piece_find(line, "dport") &&
+                              (piece_find(line, "saddr") || piece_find(line, "iif")));
     }
     return json_boolean(drops && !is_open);
 }
@@ -103,14 +100,12 @@ static json_t *read_iptables(struct source_text file)
 {
     bool is_open = false, drops = strstr(file.text, "\n:INPUT DROP");
 
-    while (*file.text) {
-        struct piece line = text_take(&file.text, "\n");
-        bool is_general = text_begins(line.text, "-A INPUT ") && !memmem(line.text, line.n, "port", 4);
+    FOR_PIECES (line, file.text, "\n") {
+        bool is_general = text_begins(line.text, "-A INPUT ") && !piece_find(line, "port");
 
         drops = drops || text_begins_any(line.text, TEXTS("-A INPUT -j REJECT", "-A INPUT -j DROP"));
-        is_open = is_open || (is_general && memmem(line.text, line.n, "-j ACCEPT", 9) &&
-                              (memmem(line.text, line.n, " -s ", 4) || memmem(line.text, line.n, " -i ", 4)) &&
-                              !memmem(line.text, line.n, "-i lo ", 6));
+        is_open = is_open || (is_general && piece_find(line, "-j ACCEPT") &&
+                              (piece_find(line, " -s ") || piece_find(line, " -i ")) && !piece_find(line, "-i lo "));
     }
     return json_boolean(drops && !is_open);
 }

@@ -34,8 +34,7 @@ static json_t *read_loopback_names(struct source_text file)
 {
     json_t *names = json_array(), *others = json_object();
 
-    while (*file.text && names && others) {
-        struct piece line = text_take(&file.text, "\n");
+    FOR_PIECES (line, file.text, "\n") {
         bool is_loopback = text_begins(line.text, "127.") || text_begins(line.text, "::1");
         const char *at = line.text, *end = line.text + line.n, *comment = memchr(line.text, '#', line.n);
         int n = 0; /* the first word is the address */
@@ -136,11 +135,10 @@ static json_t *read_ipv6_interfaces(struct source_text file)
 {
     json_t *names = json_array();
 
-    while (*file.text && json_array_size(names) < 64) {
-        struct piece line = text_take(&file.text, "\n");
+    FOR_PIECES (line, file.text, "\n") {
         const char *name = memrchr(line.text, ' ', line.n);
 
-        if (name && line.n - (size_t)(++name - line.text) > 0)
+        if (name && line.n - (size_t)(++name - line.text) > 0 && json_array_size(names) < 64)
             json_array_append_new(names, json_stringn(name, line.n - (size_t)(name - line.text)));
     }
     return names;
@@ -247,8 +245,7 @@ static json_t *group_routes(const char *text, bool by_metric)
     json_t *by_network = json_object(), *groups = json_array(), *group;
     const char *network;
 
-    while (*text && by_network && groups) {
-        struct piece line = text_take(&text, "\n");
+    FOR_PIECES (line, text, "\n") {
         char copy[256], interface[32], destination[16], gateway[16], metric[16], mask[16], key[60];
 
         snprintf(copy, sizeof(copy), "%.*s", (int)(line.n < 255 ? line.n : 255), line.text);

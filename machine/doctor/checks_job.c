@@ -152,9 +152,8 @@ static json_t *read_journal(struct source_text file)
     char event[64] = "", step[64] = "";
     int reboots = 0;
 
-    while (*file.text) {
-        size_t n = strcspn(file.text, "\n");
-        json_t *line = n < 65536 && file.text[n] == '\n' ? json_loadb(file.text, n, 0, NULL) : NULL;
+    FOR_PIECES (text, file.text, "\n") {
+        json_t *line = text.n < 65536 && text.text[text.n] == '\n' ? json_loadb(text.text, text.n, 0, NULL) : NULL;
 
         if (json_is_string(json_object_get(line, "event"))) {
             snprintf(event, sizeof(event), "%s", json_text(line, "event"));
@@ -164,7 +163,6 @@ static json_t *read_journal(struct source_text file)
                                                                                     : reboots;
         }
         json_decref(line);
-        file.text += n + (file.text[n] == '\n');
     }
     return json_pack("{s:s, s:s, s:i}", "event", event, "step", step, "reboots", reboots);
 }

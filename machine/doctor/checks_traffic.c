@@ -43,8 +43,7 @@ static json_t *read_flaps(struct source_text file)
     json_t *all = json_object(), *flaps = json_array(), *n;
     const char *name;
 
-    while (*file.text) {
-        struct piece line = text_take(&file.text, "\n");
+    FOR_PIECES (line, file.text, "\n") {
         char copy[512], last[64] = "", *end, *rest = copy, *word;
 
         snprintf(copy, sizeof(copy), "%.*s", (int)(line.n < 511 ? line.n : 511), line.text);

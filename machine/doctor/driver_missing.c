@@ -128,14 +128,12 @@ const char *machine_window_advice(const struct doctor_machine *machine)
 /* Does a line of modules.dep begin with the driver's module, which Debian names nvidia-current? */
 static json_t *read_module(struct source_text file)
 {
-    bool found = false;
-
-    for (const char *line = file.text; *line && !found; line += strcspn(line, "\n"), line += *line == '\n') {
-        size_t n = strcspn(line, ":\n");
-
-        found = memmem(line, n, "/nvidia.ko", 10) || memmem(line, n, "/nvidia-current.ko", 18);
+    FOR_PIECES (line, file.text, "\n") {
+        line.n = strcspn(line.text, ":\n");
+        if (piece_find(line, "/nvidia.ko") || piece_find(line, "/nvidia-current.ko"))
+            return json_true();
     }
-    return json_boolean(found);
+    return json_false();
 }
 
 /* "Y": the kernel accepts only signed modules. */
@@ -146,12 +144,9 @@ static json_t *read_refusals(struct source_text file)
 {
     int n = 0;
 
-    for (const char *line = file.text; *line; line += strcspn(line, "\n"), line += *line == '\n') {
-        size_t length = strcspn(line, "\n");
-
-        n += (memmem(line, length, "Loading of ", 11) && memmem(line, length, " is rejected", 12)) ||
-             memmem(line, length, "unsigned module loading is restricted", 37);
-    }
+    FOR_PIECES (line, file.text, "\n")
+        n += (piece_find(line, "Loading of ") && piece_find(line, " is rejected")) ||
+             piece_find(line, "unsigned module loading is restricted");
     return json_integer(n);
 }
 

@@ -147,8 +147,7 @@ const char *shell_leave_out(struct source *source, const char *name, const char 
 {
     const char *kept = "";
 
-    while (*path) {
-        struct piece entry = text_take(&path, ":;");
+    FOR_PIECES (entry, path, ":;") {
         size_t bare = entry.n;
 
         while (bare > 1 && entry.text[bare - 1] == '/')

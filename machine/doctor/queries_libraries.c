@@ -255,8 +255,7 @@ struct list_names list_names_of(const char *value)
 
 bool list_names_it(const struct list_names *names, const char *name, int port)
 {
-    for (const char *at = names->list; *at;) {
-        struct piece entry = text_take(&at, ",");
+    FOR_PIECES (entry, names->list, ",") {
         const char *colon = memchr(entry.text, ':', entry.n);
         size_t n = colon ? (size_t)(colon - entry.text) : entry.n;
 

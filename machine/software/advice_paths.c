@@ -301,10 +301,8 @@ static void advise_library_path(struct advice_work *work, const char *host)
 
 static bool path_holds(const char *path, const char *folder)
 {
-    size_t n = strlen(folder);
-
-    for (; path && *path; path += strcspn(path, ":"), path += *path == ':')
-        if (strncmp(path, folder, n) == 0 && (path[n] == ':' || !path[n]))
+    FOR_PIECES (entry, path, ":")
+        if (piece_is(entry, folder))
             return true;
     return false;
 }

@@ -64,14 +64,9 @@ static bool any_entry(struct audit_work *work, const struct source_variable *var
 {
     char entry[512];
 
-    for (const char *at = variable->value; *at; at += strcspn(at, separators), at += *at != '\0') {
-        size_t n = strcspn(at, separators);
-
-        if (n == 0 || n >= sizeof(entry))
-            continue;
-        memcpy(entry, at, n);
-        entry[n] = '\0';
-        if (check(work, variable, entry))
+    FOR_PIECES (piece, variable->value, separators) {
+        snprintf(entry, sizeof(entry), "%.*s", (int)piece.n, piece.text);
+        if (piece.n > 0 && piece.n < sizeof(entry) && check(work, variable, entry))
             return true;
     }
     return false;
@@ -253,19 +248,15 @@ static bool check_preload(struct audit_work *work, const struct source_variable 
 }
 
 /* Is `folder` among the entries of a search path? */
-static bool path_has(const char *path, const char *folder, size_t n)
+static bool path_has(const char *path, const char *folder)
 {
-    for (const char *at = path;; at++) {
-        size_t length = strcspn(at, ":;");
-
-        while (length > 1 && at[length - 1] == '/')
-            length--;
-        if (length == n && strncmp(at, folder, n) == 0)
+    FOR_PIECES (entry, path, ":;") {
+        while (entry.n > 1 && entry.text[entry.n - 1] == '/')
+            entry.n--;
+        if (piece_is(entry, folder))
             return true;
-        at += strcspn(at, ":;");
-        if (!*at)
-            return false;
     }
+    return false;
 }
 
 static bool check_path(struct audit_work *work, const struct source_variable *variable)
@@ -275,11 +266,11 @@ static bool check_path(struct audit_work *work, const struct source_variable *va
 
     if (!row || row->scope != ADVICE_NODE)
         return true;
-    for (const char *at = row->value; *at; at += strcspn(at, ":"), at += *at == ':', i++) {
-        const char *folder = source_printf(work->source, "%.*s", (int)strcspn(at, ":"), at);
-        const char *why = row->folder_reasons ? row->folder_reasons[i] : row->reason;
+    FOR_PIECES (entry, row->value, ":") {
+        const char *folder = piece_copy(work->source, entry);
+        const char *why = row->folder_reasons ? row->folder_reasons[i++] : row->reason;
 
-        if (!path_has(variable->value, folder, strlen(folder)))
+        if (!path_has(variable->value, folder))
             return report(work, AUDIT_DIFFERS, variable, "It lacks %s (%.*s). Put that in front.", folder,
                           (int)(row->folder_reasons ? strlen(why) : strcspn(why, ".")), why);
     }

@@ -92,11 +92,8 @@ static void read_configured(struct source *source, struct software_driver *drive
     for (size_t i = 0; i < n; i++) {
         const char *path = source_printf(source, "%s/%s", files[i].folder, files[i].name);
 
-        at = source_fact_text(source_fact(source, "nvidia-dwords", read_dwords, "%s", path));
-        for (size_t length; *at; at += length + (at[length] == '\n')) {
-            length = strcspn(at, "\n");
-            record_dwords(source, option, (struct piece){.text = at, .n = length}, path, &last);
-        }
+        FOR_PIECES (dwords, source_fact_text(source_fact(source, "nvidia-dwords", read_dwords, "%s", path)), "\n")
+            record_dwords(source, option, dwords, path, &last);
     }
     /* modprobe appends the options of the kernel command line to those of the files. */
     at = source_read(source, "/proc/cmdline").text;

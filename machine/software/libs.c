@@ -168,13 +168,9 @@ static void read_conf(struct source *source, struct libs_list *list)
 static void libs_list_split(struct source *source, struct libs_list *list, const char *text, const char *separators,
                             const char *origin, const char *found_by)
 {
-    while (*text && list->n < MAX_FOLDERS) {
-        size_t n = strcspn(text, separators);
-
-        if (n)
-            libs_list_add(source, list, libs_expand(source, text, n, origin), found_by);
-        text += n + (text[n] != '\0');
-    }
+    FOR_PIECES (folder, text, separators)
+        if (folder.n && list->n < MAX_FOLDERS)
+            libs_list_add(source, list, libs_expand(source, folder.text, folder.n, origin), found_by);
 }
 
 static void libs_list_system(struct source *source, struct libs_list *list)
@@ -306,8 +302,7 @@ static json_t *read_mapped(struct source_text file)
 {
     json_t *paths = json_array();
 
-    while (*file.text && json_array_size(paths) < MAX_MAPPED) {
-        struct piece line = text_take(&file.text, "\n");
+    FOR_PIECES (line, file.text, "\n") {
         const char *path = memchr(line.text, '/', line.n), *last;
         size_t n = path ? line.n - (size_t)(path - line.text) : 0;
         static const char deleted[] = " (deleted)";
@@ -315,7 +310,7 @@ static json_t *read_mapped(struct source_text file)
         if (n > strlen(deleted) && memcmp(path + n - strlen(deleted), deleted, strlen(deleted)) == 0)
             n -= strlen(deleted);
         last = json_string_value(json_array_get(paths, json_array_size(paths) - 1));
-        if (n > 0 && n < PATH_MAX && memmem(path, n, ".so", 3) &&
+        if (n > 0 && n < PATH_MAX && memmem(path, n, ".so", 3) && json_array_size(paths) < MAX_MAPPED &&
             !(last && strlen(last) == n && memcmp(last, path, n) == 0))
             json_array_append_new(paths, json_stringn(path, n));
     }

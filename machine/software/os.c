@@ -10,18 +10,9 @@
 /* Is `word` one of the words of `list`? */
 static bool has_word(struct piece list, const char *word)
 {
-    size_t n = strlen(word);
-
-    while (list.n > 0) {
-        const char *space = memchr(list.text, ' ', list.n);
-        size_t length = space ? (size_t)(space - list.text) : list.n;
-
-        if (length == n && memcmp(list.text, word, n) == 0)
+    for (const char *at = list.text; at < list.text + list.n;)
+        if (piece_is(text_take(&at, " \t\r\n\"'"), word))
             return true;
-        length += space != NULL;
-        list.text += length;
-        list.n -= length;
-    }
     return false;
 }
 
@@ -50,8 +41,7 @@ static json_t *read_overlay_root(struct source_text file)
 {
     bool layered = false;
 
-    while (*file.text) {
-        struct piece line = text_take(&file.text, "\n");
+    FOR_PIECES (line, file.text, "\n") {
         const char *place = memchr(line.text, ' ', line.n);
 
         /* Of several mounts at one mount point, the last one hides the others. */

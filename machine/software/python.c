@@ -32,13 +32,12 @@ static json_t *read_pth(struct source_text file)
 {
     json_t *folders = json_array();
 
-    for (const char *at = file.text; *at; at += strcspn(at, "\n"), at += *at == '\n') {
-        size_t n = strcspn(at, "\n");
-
-        while (n && strchr(" \t\r", at[n - 1]))
-            n--;
-        if (n && n < PATH_MAX && *at != '#' && !text_begins_any(at, TEXTS("import ", "import\t")))
-            json_array_append_new(folders, json_stringn_nocheck(at, n));
+    FOR_PIECES (line, file.text, "\n") {
+        while (line.n && strchr(" \t\r", line.text[line.n - 1]))
+            line.n--;
+        if (line.n && line.n < PATH_MAX && *line.text != '#' &&
+            !text_begins_any(line.text, TEXTS("import ", "import\t")))
+            json_array_append_new(folders, json_stringn_nocheck(line.text, line.n));
     }
     return folders;
 }
@@ -108,11 +107,7 @@ static void add_prefix(struct source *source, struct python *python, const char 
 
 static void add_pythonpath(struct source *source, struct python *python)
 {
-    const char *list = source_env(source, "PYTHONPATH");
-
-    while (list && *list) {
-        struct piece folder = text_take(&list, ":");
-
+    FOR_PIECES (folder, source_env(source, "PYTHONPATH"), ":") {
         while (folder.n > 1 && folder.text[folder.n - 1] == '/')
             folder.n--;
         if (folder.n && folder.n < PATH_MAX)

@@ -130,8 +130,8 @@ static void try_environment(struct search *search)
 
     if (!list)
         list = source_env(search->source, "IBV_DRIVERS");
-    while (list && *list)
-        try_name(search, text_take(&list, ":;"));
+    FOR_PIECES (name, list, ":;")
+        try_name(search, name);
 }
 
 static void try_config(struct search *search)
@@ -139,18 +139,13 @@ static void try_config(struct search *search)
     struct source_names names = source_list(search->source, CONFIG);
 
     for (size_t i = 0; i < names.n; i++) {
-        const char *at = source_read(search->source, CONFIG "/%s", names.names[i]).text;
+        FOR_PIECES (line, source_read(search->source, CONFIG "/%s", names.names[i]).text, "\n") {
+            const char *word = line.text + strspn(line.text, " \t");
 
-        while (*at) {
-            size_t n = strcspn(at, "\n");
-            size_t blank = strspn(at, " \t");
-
-            if (strncmp(at + blank, "driver", 6) == 0 && strspn(at + blank + 6, " \t")) {
-                const char *value = at + blank + 6 + strspn(at + blank + 6, " \t");
-
-                try_name(search, (struct piece){.text = value, .n = strcspn(value, " \t\n")});
+            if (text_begins_any(word, TEXTS("driver ", "driver\t"))) {
+                word += 6 + strspn(word + 6, " \t");
+                try_name(search, (struct piece){.text = word, .n = strcspn(word, " \t\n")});
             }
-            at += n + (at[n] == '\n');
         }
     }
     /* Some images contain only the libraries and lack the folder; some builds have another one compiled in. */

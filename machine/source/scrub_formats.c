@@ -60,8 +60,7 @@ void scrub_lines(struct scrub *scrub, const char *text, size_t bytes, const stru
 
     (void)scrub;
     (void)bytes;
-    while (*text) {
-        struct piece line = text_take(&text, "\n");
+    FOR_PIECES (line, text, "\n") {
         const char *at = line.text;
         bool is_strict = true;
 
@@ -105,14 +104,11 @@ static bool has_key(const char *line, size_t bytes, const char *keys)
 void scrub_fields(struct scrub *scrub, const char *text, size_t bytes, const struct scrub_row *row, FILE *out)
 {
     (void)bytes;
-    while (*text) {
-        struct piece line = text_take(&text, "\n");
-
+    FOR_PIECES (line, text, "\n")
         if (has_key(line.text, line.n, row->keys)) {
             scrub_text(scrub, line.text, line.n, 0, row->words, out);
             fputc('\n', out);
         }
-    }
 }
 
 /* --- hardware --- */
