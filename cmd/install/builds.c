@@ -187,13 +187,12 @@ static void normalize_name(const char *name, size_t n, char ret_name[160])
 /* The version of a package below a target folder; "" if it is not installed. */
 static void pip_version(struct source *source, const char *target, const char *name, char ret_version[160])
 {
-    struct source_names names = source_list(source, "%s", target);
     char wanted[160];
 
     ret_version[0] = '\0';
     normalize_name(name, strlen(name), wanted);
-    for (size_t i = 0; i < names.n; i++) {
-        const char *entry = names.names[i], *end = strstr(entry, ".dist-info"), *dash = strchr(entry, '-');
+    FOR_NAMES (entry, source_list(source, "%s", target)) {
+        const char *end = strstr(entry, ".dist-info"), *dash = strchr(entry, '-');
         char found[160];
 
         if (!end || end[10] || !dash || dash > end)

@@ -89,11 +89,10 @@ bool location_find(const json_t *how, char ret_location[LOCATION_BYTES], char *r
 
 static int count_gpus(struct source *source, const char **ret_name)
 {
-    struct source_names gpus = source_list(source, GPUS_DIR);
     int n = 0;
 
-    for (size_t i = 0; i < gpus.n; i++) {
-        const char *text = source_read(source, GPUS_DIR "/%s/information", gpus.names[i]).text;
+    FOR_NAMES (gpu, source_list(source, GPUS_DIR)) {
+        const char *text = source_read(source, GPUS_DIR "/%s/information", gpu).text;
         const char *name = source_field(source, text, "Model");
 
         if (*name) {

@@ -61,13 +61,12 @@ static void add_data_ports(const struct topo *topo, struct nics *nics)
 /* The names that are valid: "mlx5_0, mlx5_1, lo, eth0". */
 static void list_known(const struct topo *topo, char *ret_text, size_t bytes)
 {
-    struct source_names interfaces = source_list(topo->source, "/sys/class/net");
     struct text text = text_in(ret_text, bytes);
 
     for (int i = 0; i < topo->n_nics; i++)
         text_add(&text, "%s%s", text.n ? ", " : "", topo->nics[i].name);
-    for (size_t i = 0; i < interfaces.n; i++)
-        text_add(&text, "%s%s", text.n ? ", " : "", interfaces.names[i]);
+    FOR_NAMES (interface, source_list(topo->source, "/sys/class/net"))
+        text_add(&text, "%s%s", text.n ? ", " : "", interface);
     if (text.n == 0)
         text_add(&text, "none");
 }

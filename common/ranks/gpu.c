@@ -101,14 +101,9 @@ void gpu_query_source(struct source *source, struct ep_cuda_gpus *ret_gpus)
 
 bool gpu_has_devices(struct source *source)
 {
-    struct source_names names = source_list(source, "/dev");
-
-    for (size_t i = 0; i < names.n; i++) {
-        const char *digits = strncmp(names.names[i], "nvidia", 6) == 0 ? names.names[i] + 6 : "";
-
-        if (*digits && strspn(digits, "0123456789") == strlen(digits))
+    FOR_NAMES (name, source_list(source, "/dev"))
+        if (strncmp(name, "nvidia", 6) == 0 && name[6] && !name[6 + strspn(name + 6, "0123456789")])
             return true;
-    }
     return false;
 }
 

@@ -94,9 +94,7 @@ static const char *fault_of(const struct doctor_machine *machine, const struct l
     const char *down = "";
     int n_up = 0, n_loopback = 0;
 
-    for (size_t i = 0; i < interfaces->n; i++) {
-        const char *interface = interfaces->names[i];
-
+    FOR_NAMES (interface, *interfaces) {
         if (strcmp(interface, "bonding_masters") == 0 || !list_names_it(names, interface, -1))
             continue;
         if (!is_up(machine, interface))
@@ -401,7 +399,6 @@ static bool is_near_gpu(const struct doctor_machine *machine, const char *interf
 void run_fastrak_interfaces(const struct doctor_machine *machine, struct doctor_result *result)
 {
     static const char *const names[] = {"NCCL_FASTRAK_IFNAME", "NCCL_GPUDIRECTTCPX_SOCKET_IFNAME"};
-    struct source_names interfaces = source_list(machine->source, NET);
     static const char *const others[] = {"NCCL_FASTRAK_CTRL_DEV", "NCCL_SOCKET_IFNAME"};
     const char *value = "", *name = names[0], *near = "", *missing = "", *far = "", *uplink = "", *fix;
     struct list_names list = {.is_exact = true};
@@ -411,8 +408,7 @@ void run_fastrak_interfaces(const struct doctor_machine *machine, struct doctor_
     if (doctor_not_applicable_if(result, !*value, "no variable names interfaces for GPUDirect over TCP"))
         return;
     list.list = value;
-    for (size_t i = 0; i < interfaces.n; i++) {
-        const char *interface = interfaces.names[i];
+    FOR_NAMES (interface, source_list(machine->source, NET)) {
         bool is_named = list_names_it(&list, interface, -1);
 
         if (is_near_gpu(machine, interface)) {

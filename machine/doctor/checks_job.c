@@ -132,13 +132,10 @@ static void check_start_file(struct doctor_result *result, const char *file, con
 
 void run_environ_sourced(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    struct source_names names = source_list(machine->source, "/etc/profile.d");
-
     for (size_t i = 0; i < COUNT(start_files); i++)
         check_start_file(result, start_files[i], start_files[i]);
-    for (size_t i = 0; i < names.n; i++)
-        check_start_file(result, source_printf(machine->source, "/etc/profile.d/%s", names.names[i]),
-                         "a file in /etc/profile.d");
+    FOR_NAMES (name, source_list(machine->source, "/etc/profile.d"))
+        check_start_file(result, source_printf(machine->source, "/etc/profile.d/%s", name), "a file in /etc/profile.d");
 }
 
 /* --- install-stuck --- */

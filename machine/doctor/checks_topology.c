@@ -359,18 +359,14 @@ static const char *group_of(struct source *source, const struct topo *topo, int 
 {
     struct source_text link = source_resolve(source, "/sys/bus/pci/devices/%s/iommu_group", topo->pci[pci].address);
     const char *base = link.state == SOURCE_OK ? strrchr(link.text, '/') : NULL;
-    struct source_names groups;
 
     if (base)
         return base + 1;
     /* A copy of a machine may contain the groups but not the links to them. */
-    groups = source_list(source, "/sys/kernel/iommu_groups");
-    for (size_t i = 0; i < groups.n; i++) {
-        struct source_names devices = source_list(source, "/sys/kernel/iommu_groups/%s/devices", groups.names[i]);
-
-        if (ANY_OF(k, devices.n, strcmp(devices.names[k], topo->pci[pci].address) == 0))
-            return groups.names[i];
-    }
+    FOR_NAMES (group, source_list(source, "/sys/kernel/iommu_groups"))
+        FOR_NAMES (device, source_list(source, "/sys/kernel/iommu_groups/%s/devices", group))
+            if (strcmp(device, topo->pci[pci].address) == 0)
+                return group;
     return "";
 }
 

@@ -242,10 +242,8 @@ bool machine_carries_route(const struct doctor_machine *machine, const char *int
 /* The bond or bridge of the interfaces of a PCI function; "" if there is none. */
 static const char *master_of(struct source *source, const char *address)
 {
-    struct source_names names = source_list(source, "/sys/bus/pci/devices/%s/net", address);
-
-    for (size_t i = 0; i < names.n; i++) {
-        struct source_text master = source_resolve(source, "/sys/class/net/%s/master", names.names[i]);
+    FOR_NAMES (name, source_list(source, "/sys/bus/pci/devices/%s/net", address)) {
+        struct source_text master = source_resolve(source, "/sys/class/net/%s/master", name);
 
         if (master.state == SOURCE_OK)
             return master.text;

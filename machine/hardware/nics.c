@@ -147,10 +147,8 @@ static bool is_representor(struct topo *topo, const char *netdev)
 
 static void read_ports(struct topo *topo, struct topo_nic *nic)
 {
-    struct source_names names = source_list(topo->source, CLASS "/%s/ports", nic->name);
-
-    for (size_t i = 0; i < names.n; i++) {
-        int number = text_number(names.names[i], strlen(names.names[i]), 999);
+    FOR_NAMES (name, source_list(topo->source, CLASS "/%s/ports", nic->name)) {
+        int number = text_number(name, strlen(name), 999);
 
         if (number < 1)
             continue;
@@ -289,13 +287,10 @@ static void add_lower(struct topo *topo, struct interfaces *interfaces)
     for (int level = 0; level < MAX_STACK; level++) {
         int end = interfaces->n;
 
-        for (int i = begin; i < end; i++) {
-            struct source_names names = source_list(topo->source, NET "/%s", interfaces->names[i]);
-
-            for (size_t k = 0; k < names.n; k++)
-                if (strncmp(names.names[k], "lower_", 6) == 0)
-                    add_interface(interfaces, names.names[k] + 6);
-        }
+        for (int i = begin; i < end; i++)
+            FOR_NAMES (name, source_list(topo->source, NET "/%s", interfaces->names[i]))
+                if (text_begins(name, "lower_"))
+                    add_interface(interfaces, name + 6);
         begin = end;
     }
 }

@@ -264,11 +264,8 @@ static int64_t parse_memory(const char *text)
 
 void numa_read(struct topo *topo)
 {
-    struct source_names names = source_list(topo->source, "/sys/devices/system/node");
-
     topo->numa = source_alloc(topo->source, TOPO_MAX_NUMA * sizeof(*topo->numa));
-    for (size_t i = 0; i < names.n; i++) {
-        const char *name = names.names[i];
+    FOR_NAMES (name, source_list(topo->source, "/sys/devices/system/node")) {
         struct topo_numa node = {.number = -1};
 
         if (text_begins(name, "node"))

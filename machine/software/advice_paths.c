@@ -203,16 +203,14 @@ static void put_first(struct folders *folders, const char *path, const char *rea
 /* Does `folder` contain a library with one of these names that is not the one in `own`? */
 static bool replaces_library(struct source *source, const char *folder, const char *own)
 {
-    struct source_names names = source_list(source, "%s", own);
-
-    for (size_t i = 0; i < names.n; i++) {
+    FOR_NAMES (name, source_list(source, "%s", own)) {
         struct source_text theirs;
 
-        if (!strstr(names.names[i], ".so."))
+        if (!strstr(name, ".so."))
             continue;
-        theirs = source_resolve(source, "%s/%s", folder, names.names[i]);
-        if (theirs.state == SOURCE_OK && source_stat(source, "%s/%s", folder, names.names[i]).state == SOURCE_OK &&
-            strcmp(theirs.text, source_resolve(source, "%s/%s", own, names.names[i]).text) != 0)
+        theirs = source_resolve(source, "%s/%s", folder, name);
+        if (theirs.state == SOURCE_OK && source_stat(source, "%s/%s", folder, name).state == SOURCE_OK &&
+            strcmp(theirs.text, source_resolve(source, "%s/%s", own, name).text) != 0)
             return true;
     }
     return false;

@@ -29,13 +29,12 @@ static size_t list_files(struct source *source, struct conf_file *ret_files)
     size_t n = 0;
 
     for (size_t f = 0; f < COUNT(modprobe_folders); f++) {
-        struct source_names names = source_list(source, "%s", modprobe_folders[f]);
         size_t before = n;
 
-        for (size_t i = 0; i < names.n && n < MAX_FILES; i++)
-            if (text_ends(names.names[i], ".conf") && strlen(names.names[i]) > 5 &&
-                !ANY_OF(k, before, strcmp(ret_files[k].name, names.names[i]) == 0))
-                ret_files[n++] = (struct conf_file){.name = names.names[i], .folder = modprobe_folders[f]};
+        FOR_NAMES (name, source_list(source, "%s", modprobe_folders[f]))
+            if (n < MAX_FILES && text_ends(name, ".conf") && strlen(name) > 5 &&
+                !ANY_OF(k, before, strcmp(ret_files[k].name, name) == 0))
+                ret_files[n++] = (struct conf_file){.name = name, .folder = modprobe_folders[f]};
     }
     qsort(ret_files, n, sizeof(*ret_files), text_order);
     return n;
@@ -212,14 +211,12 @@ static const char *package_version(struct source *source, const char *name)
 /* From DKMS's state, /var/lib/dkms/nvidia/<version>/<kernel>, or from the package. */
 static const char *installed_driver(struct source *source, const char *kernel)
 {
-    struct source_names versions = source_list(source, "/var/lib/dkms/nvidia");
     const char *newest = "";
 
-    for (size_t i = 0; i < versions.n && *kernel; i++) {
-        if (source_is_folder(source_stat(source, "/var/lib/dkms/nvidia/%s/%s", versions.names[i], kernel)) &&
-            strverscmp(versions.names[i], newest) > 0)
-            newest = versions.names[i];
-    }
+    FOR_NAMES (version, source_list(source, "/var/lib/dkms/nvidia"))
+        if (*kernel && source_is_folder(source_stat(source, "/var/lib/dkms/nvidia/%s/%s", version, kernel)) &&
+            strverscmp(version, newest) > 0)
+            newest = version;
     return *newest ? newest : package_version(source, "driver");
 }
 

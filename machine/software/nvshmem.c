@@ -14,11 +14,9 @@ const char *software_without(struct source *source, const char *path, const char
 
 const char *software_first_with(struct source *source, const char *folder, const char *prefix, const char *end)
 {
-    struct source_names names = source_list(source, "%s", folder);
-
-    for (size_t i = 0; i < names.n; i++)
-        if (text_begins(names.names[i], prefix) && text_ends(names.names[i], end))
-            return names.names[i];
+    FOR_NAMES (name, source_list(source, "%s", folder))
+        if (text_begins(name, prefix) && text_ends(name, end))
+            return name;
     return "";
 }
 

@@ -122,18 +122,16 @@ static json_t *read_record(struct source_text file)
 /* Installed over each other, they leave a mixture, and the removal of one removes files of the other. */
 static void find_owners(struct source *source, struct stack_installed *installed)
 {
-    struct source_names names = source_list(source, "%s", installed->folder);
-
-    for (size_t i = 0; i < names.n && installed->n_owners < STACK_OWNERS_MAX; i++) {
-        const char *name = names.names[i];
+    FOR_NAMES (name, source_list(source, "%s", installed->folder)) {
         struct source_answer record;
 
+        if (installed->n_owners == STACK_OWNERS_MAX)
+            break;
         if (!text_ends(name, ".dist-info") || !(strcasestr(name, "ep") || is_dist(name, installed->stack->dist)))
             continue;
         record = source_fact(source, "packages-of-record", read_record, "%s/%s/RECORD", installed->folder, name);
         if (json_is_true(json_object_get(record.value, installed->stack->package)))
-            installed->owners[installed->n_owners++] =
-                source_printf(source, "%.*s", (int)(strlen(name) - strlen(".dist-info")), name);
+            installed->owners[installed->n_owners++] = software_without(source, name, ".dist-info");
     }
     if (installed->n_owners == 1)
         installed->n_owners = 0;
@@ -141,14 +139,9 @@ static void find_owners(struct source *source, struct stack_installed *installed
 
 static const char *dist_version(struct source *source, const char *folder, const struct stack *stack)
 {
-    struct source_names names = source_list(source, "%s", folder);
-
-    for (size_t i = 0; i < names.n; i++)
-        if (is_dist(names.names[i], stack->dist)) {
-            const char *version = strchr(names.names[i], '-') + 1;
-
-            return source_printf(source, "%.*s", (int)(strlen(version) - strlen(".dist-info")), version);
-        }
+    FOR_NAMES (name, source_list(source, "%s", folder))
+        if (is_dist(name, stack->dist))
+            return software_without(source, strchr(name, '-') + 1, ".dist-info");
     return "";
 }
 

@@ -138,8 +138,8 @@ static void try_config(struct search *search)
 {
     struct source_names names = source_list(search->source, CONFIG);
 
-    for (size_t i = 0; i < names.n; i++) {
-        FOR_PIECES (line, source_read(search->source, CONFIG "/%s", names.names[i]).text, "\n") {
+    FOR_NAMES (name, names) {
+        FOR_PIECES (line, source_read(search->source, CONFIG "/%s", name).text, "\n") {
             const char *word = line.text + strspn(line.text, " \t");
 
             if (text_begins_any(word, TEXTS("driver ", "driver\t"))) {

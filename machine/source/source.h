@@ -116,6 +116,12 @@ struct source_names {
 #define source_list(source, ...) path_list(source_path(source, __VA_ARGS__))
 struct source_names path_list(struct source *source);
 
+/* Each name of a struct source_names. */
+#define FOR_NAMES(name, list)                                                                                          \
+    for (struct source_names name##_all = (list); name##_all.names; name##_all.names = NULL)                           \
+        for (const char *name, *const *name##_at = name##_all.names;                                                   \
+             name##_at < name##_all.names + name##_all.n && (name = *name##_at, true); name##_at++)
+
 /* The path within the source that `path` resolves to, as realpath(3). */
 #define source_resolve(source, ...) path_resolve(source_path(source, __VA_ARGS__))
 struct source_text path_resolve(struct source *source);
