@@ -40,9 +40,8 @@ json_t *diagnosis_row(const struct doctor_result *result)
     if (result->outcome != DOCTOR_FOUND)
         return row;
     evidence = json_array();
-    for (int i = 0; i < result->n_evidence; i++)
-        json_array_append_new(
-            evidence, json_pack("{s:s, s:s}", "where", result->evidence[i].where, "what", result->evidence[i].what));
+    FOR_EACH (one, result->evidence, result->n_evidence)
+        json_array_append_new(evidence, json_pack("{s:s, s:s}", "where", one->where, "what", one->what));
     /* doctor.c has made the commands safe to print; they are on separate lines. */
     json_object_update_new(row, json_pack("{s:s, s:o, s:i, s:s, s:s?, s:b, s:s?, s:o, s:o}", "severity",
                                           result->severity == DOCTOR_ERROR ? "serious" : "warning", "evidence",

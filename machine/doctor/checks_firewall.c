@@ -206,19 +206,18 @@ void run_ptrace(const struct doctor_machine *machine, struct doctor_result *resu
          may_all = strtoull(source_field(source, status, "CapEff"), NULL, 16) & CAP_SYS_PTRACE,
          is_filtered = strcmp(source_field(source, status, "Seccomp"), "2") == 0;
 
-    for (size_t i = 0; i < COUNT(ptrace_users); i++) {
-        const char *value = machine_env(machine, ptrace_users[i].name);
+    FOR_EACH (user, ptrace_users, COUNT(ptrace_users)) {
+        const char *value = machine_env(machine, user->name);
 
-        if (!strcasestr(value, ptrace_users[i].word) ||
-            (ptrace_users[i].with && !source_env(source, ptrace_users[i].with)))
+        if (!strcasestr(value, user->word) || (user->with && !source_env(source, user->with)))
             continue;
         any = true;
-        if (may_all || (strtol(scope.text, NULL, 10) == 0 && !(is_filtered && ptrace_users[i].needs_files)))
+        if (may_all || (strtol(scope.text, NULL, 10) == 0 && !(is_filtered && user->needs_files)))
             continue;
         if (result->outcome != DOCTOR_FOUND)
-            doctor_found(result, ptrace_users[i].needs_files ? DOCTOR_ERROR : DOCTOR_WARNING,
-                         "%s: this process may not access those beside it", ptrace_users[i].what);
-        doctor_evidence(result, ptrace_users[i].name, "%s", value);
+            doctor_found(result, user->needs_files ? DOCTOR_ERROR : DOCTOR_WARNING,
+                         "%s: this process may not access those beside it", user->what);
+        doctor_evidence(result, user->name, "%s", value);
     }
     if (doctor_not_applicable_if(result, !any, "no variable makes processes access each other") ||
         result->outcome != DOCTOR_FOUND)

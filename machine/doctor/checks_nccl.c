@@ -61,10 +61,9 @@ static enum topo_path distance_to(const struct doctor_machine *machine, int gpu,
     int n = machine_ports(machine, false, TOPO_LINK_UNKNOWN, ports);
     enum topo_path nearest = TOPO_SYS;
 
-    for (int i = 0; i < n; i++)
-        if (topo_gpu_nic_path(machine->topo, gpu, ports[i].nic) < nearest &&
-            (!names || names_port(machine, names, &ports[i])))
-            nearest = topo_gpu_nic_path(machine->topo, gpu, ports[i].nic);
+    FOR_EACH (port, ports, n)
+        if (topo_gpu_nic_path(machine->topo, gpu, port->nic) < nearest && (!names || names_port(machine, names, port)))
+            nearest = topo_gpu_nic_path(machine->topo, gpu, port->nic);
     return nearest;
 }
 

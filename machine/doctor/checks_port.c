@@ -162,10 +162,9 @@ static void find_missing(const struct doctor_machine *machine, struct doctor_res
     for (int i = 0; i < topo->n_nics; i++)
         if (machine_is_data_nic(topo, i) && topo->nics[i].pci >= 0)
             vendor = topo->pci[topo->nics[i].pci].vendor;
-    for (int p = 0; p < topo->n_pci; p++)
-        if (topo->pci[p].vendor == vendor && strncmp(topo->pci[p].driver, "vfio", 4) == 0)
-            doctor_evidence(result, topo->pci[p].address, "driver %s: passed to a virtual machine",
-                            topo->pci[p].driver);
+    FOR_EACH (pci, topo->pci, topo->n_pci)
+        if (pci->vendor == vendor && strncmp(pci->driver, "vfio", 4) == 0)
+            doctor_evidence(result, pci->address, "driver %s: passed to a virtual machine", pci->driver);
     doctor_evidence(result, "/sys/class/infiniband", "%d NICs, %d of them for data", topo->n_nics, n_data);
     doctor_advise(result,
                   "A NIC seems to be missing: look for it on the bus (lspci -d %04x:) and in the kernel log; in a pod, "
