@@ -205,8 +205,7 @@ void run_deepep_too_old(const struct doctor_machine *machine, struct doctor_resu
 static void add_lack(struct doctor_result *result, const char *source, const char *file, const char *what,
                      const char *fix)
 {
-    if (result->outcome != DOCTOR_FOUND)
-        doctor_found(result, DOCTOR_WARNING, "a build of %s would stop: %s is %s", source, file, what);
+    doctor_found_first(result, DOCTOR_WARNING, "a build of %s would stop: %s is %s", source, file, what);
     doctor_evidence(result, file, "%s", what);
     if (*fix && !strstr(result->fix, fix))
         doctor_fix(result, false, "%s%s%s", result->fix, *result->fix ? "\n" : "", fix);

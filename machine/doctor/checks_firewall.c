@@ -214,9 +214,8 @@ void run_ptrace(const struct doctor_machine *machine, struct doctor_result *resu
         any = true;
         if (may_all || (strtol(scope.text, NULL, 10) == 0 && !(is_filtered && user->needs_files)))
             continue;
-        if (result->outcome != DOCTOR_FOUND)
-            doctor_found(result, user->needs_files ? DOCTOR_ERROR : DOCTOR_WARNING,
-                         "%s: this process may not access those beside it", user->what);
+        doctor_found_first(result, user->needs_files ? DOCTOR_ERROR : DOCTOR_WARNING,
+                           "%s: this process may not access those beside it", user->what);
         doctor_evidence(result, user->name, "%s", value);
     }
     if (doctor_not_applicable_if(result, !any, "no variable makes processes access each other") ||

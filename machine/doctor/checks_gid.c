@@ -90,15 +90,14 @@ static void found_no_gid(struct doctor_result *result, const struct gid_faults *
         "The GID comes with the IPv4 address of the port's network interface: configure one. In a container, use the node's network (docker run --network=host, hostNetwork of a pod), or in a pod the network annotations that bring the interface along.");
 }
 
-static void check_indices(const struct doctor_machine *machine, struct doctor_result *result, int nic, int port,
+static void check_indices(struct doctor_result *result, const char *name, const struct topo_port *port,
                           struct gid_faults *faults)
 {
-    const struct topo_port *self = &machine->topo->nics[nic].ports[port];
-    const char *name = machine_port_name(machine, nic, port);
+    const struct doctor_machine *machine = result->machine;
 
     for (int i = 0; gid_variables[i]; i++) {
         int index = gid_index(machine, gid_variables[i]);
-        const char *fault = index >= 0 ? gid_fault(self, index) : "";
+        const char *fault = index >= 0 ? gid_fault(port, index) : "";
 
         if (!*fault)
             continue;
@@ -148,7 +147,7 @@ static void check_gids(const struct doctor_machine *machine, struct doctor_resul
     }
     if (has_gid(self, TOPO_GID_ROCE2, TOPO_GID_IPV4) || has_gid(self, TOPO_GID_UNKNOWN, TOPO_GID_IPV4) ||
         (ipv6 && !*family_missing(machine, ""))) {
-        check_indices(machine, result, nic, port, faults);
+        check_indices(result, name, self, faults);
         check_hidden(machine, result, name, self, faults);
         return;
     }

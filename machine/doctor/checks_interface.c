@@ -160,8 +160,8 @@ static bool find_family(const struct doctor_machine *machine, struct doctor_resu
                    strcmp(json_text_at(ipv6.value, (size_t)k), "lo") != 0 &&
                        list_names_it(&list, json_text_at(ipv6.value, (size_t)k), -1)))
             continue;
-        if (result->outcome != DOCTOR_FOUND)
-            doctor_found(result, DOCTOR_ERROR, "%s asks for IPv6, and no interface for it has an address", names[i][0]);
+        doctor_found_first(result, DOCTOR_ERROR, "%s asks for IPv6, and no interface for it has an address",
+                           names[i][0]);
         doctor_found_value(result, names[i][0]);
         doctor_advise(result, "Without it, addresses of both families are taken.");
     }
@@ -190,8 +190,7 @@ void run_socket_interface(const struct doctor_machine *machine, struct doctor_re
                                               : fault_of_names(machine, variable, value, &interfaces);
         if (!*why)
             continue;
-        if (result->outcome != DOCTOR_FOUND)
-            doctor_found(result, DOCTOR_ERROR, "%s %s", variable->name, why);
+        doctor_found_first(result, DOCTOR_ERROR, "%s %s", variable->name, why);
         doctor_evidence(result, variable->name, *file ? "%s: it %s, from %s" : "%s: it %s%s", value, why, file);
         if (!*file && variable->uses_host_name && host_is_loopback(machine) && *interface)
             export = source_printf(source, "%s\nexport %s=%s", export, variable->name, shell_word(source, interface));

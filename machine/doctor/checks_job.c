@@ -124,8 +124,7 @@ static void check_start_file(struct doctor_result *result, const char *file, con
         source_log_fact(result->machine->source, "evaluates-environ", read_start_file, ENVIRON, "%s", file);
 
     for (json_int_t n = json_integer_value(lines.value); n > 0; n--) {
-        if (result->outcome != DOCTOR_FOUND)
-            doctor_found(result, DOCTOR_WARNING, "%s evaluates " ENVIRON " in every shell", what);
+        doctor_found_first(result, DOCTOR_WARNING, "%s evaluates " ENVIRON " in every shell", what);
         doctor_evidence(result, file, "a line that evaluates " ENVIRON);
     }
 }

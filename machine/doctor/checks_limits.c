@@ -319,7 +319,7 @@ void run_processes(const struct doctor_machine *machine, struct doctor_result *r
 {
     struct source *source = machine->source;
     struct limit limit = limit_of(source, PROCESSES);
-    const char *where;
+    const char *where, *hard;
     int64_t left = pids_left(source, &where), needed = PROCESSES_OF_RANK * machine_job_gpus(machine);
     bool is_limit = limit.soft >= 0 && limit.soft < left && !has_capability(source, CAP_MORE_PROCESSES);
 
@@ -335,11 +335,10 @@ void run_processes(const struct doctor_machine *machine, struct doctor_result *r
                  (long long)left, is_limit ? "" : " more", machine_job_gpus(machine),
                  machine_job_gpus(machine) == 1 ? "" : "s");
     if (is_limit) {
-        doctor_evidence(result, "/proc/self/limits", PROCESSES " %lld, hard limit %s", (long long)limit.soft,
-                        limit.hard == UNLIMITED ? "unlimited" : source_printf(source, "%lld", (long long)limit.hard));
+        hard = limit.hard == UNLIMITED ? "unlimited" : source_printf(source, "%lld", (long long)limit.hard);
+        doctor_evidence(result, "/proc/self/limits", PROCESSES " %lld, hard limit %s", (long long)limit.soft, hard);
         if (limit.hard > limit.soft)
-            doctor_fix(result, false, "ulimit -u %s",
-                       limit.hard == UNLIMITED ? "unlimited" : source_printf(source, "%lld", (long long)limit.hard));
+            doctor_fix(result, false, "ulimit -u %s", hard);
         doctor_advise(result, "It counts all processes of the user, also those in other containers. For all shells: "
                               "\"* - nproc unlimited\" in /etc/security/limits.d.");
         return;

@@ -396,8 +396,9 @@ void run_traffic_class(const struct doctor_machine *machine, struct doctor_resul
         if (i == 1)
             doctor_found(result, DOCTOR_ERROR, "%s=%s keeps NVSHMEM from connecting: the NICs are InfiniBand",
                          names[i][0], value);
-        else if (result->outcome != DOCTOR_FOUND)
-            doctor_found(result, DOCTOR_WARNING, "%s=%s does nothing: the NICs are InfiniBand", names[i][0], value);
+        else
+            doctor_found_first(result, DOCTOR_WARNING, "%s=%s does nothing: the NICs are InfiniBand", names[i][0],
+                               value);
         doctor_found_value(result, names[i][0]);
         doctor_advise(result, "On InfiniBand, the service level determines how switches handle traffic: %s.",
                       names[i][1]);

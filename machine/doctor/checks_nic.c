@@ -186,9 +186,9 @@ static void check_uplinks(struct doctor_result *result, int device, unsigned cha
         if (!ANY_OF(i, topo->n_pci, topo->pci[i].parent == p && topo->pci[i].class_code >> 8 == CLASS_BRIDGE) ||
             !is_degraded(topo, p))
             continue;
-        if (result->outcome != DOCTOR_FOUND)
-            doctor_found(result, DOCTOR_ERROR, "the PCIe link of the bridge at %s has %d of %d lanes at %g of %g GT/s",
-                         pci->address, pci->link_width, pci->link_width_max, pci->link_gts, pci->link_gts_max);
+        doctor_found_first(result, DOCTOR_ERROR,
+                           "the PCIe link of the bridge at %s has %d of %d lanes at %g of %g GT/s", pci->address,
+                           pci->link_width, pci->link_width_max, pci->link_gts, pci->link_gts_max);
         doctor_evidence(result, pci->address, "%d lanes at %g GT/s; its maximum is %d at %g", pci->link_width,
                         pci->link_gts, pci->link_width_max, pci->link_gts_max);
     }

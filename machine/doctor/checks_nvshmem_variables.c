@@ -144,9 +144,8 @@ void run_hca_lists(const struct doctor_machine *machine, struct doctor_result *r
             why = device_variables[i].fault ? device_variables[i].fault(machine, value) : audit_fault(machine, name);
         if (!*why)
             continue;
-        if (result->outcome != DOCTOR_FOUND)
-            doctor_found(result, strstr(why, "since 1.21") ? DOCTOR_WARNING : DOCTOR_ERROR, "%s %.*s", name,
-                         (int)strcspn(why, ":"), why);
+        doctor_found_first(result, strstr(why, "since 1.21") ? DOCTOR_WARNING : DOCTOR_ERROR, "%s %.*s", name,
+                           (int)strcspn(why, ":"), why);
         doctor_evidence(result, name, "%s: it %s", value, why);
         doctor_unset_value(result, name);
     }

@@ -460,8 +460,8 @@ static STACK_NEED(needs_ucx_lists)
         if (!list || !*list || !(ucx_lists[i].is_nvlink ? is_rack : needs_nics) || strstr(result->fix, name) ||
             ucx_leaves(machine, list, ucx_lists[i].names))
             continue;
-        if (result->outcome != DOCTOR_FOUND)
-            doctor_found(result, DOCTOR_ERROR, "%s keeps %s from %s", name, installed->stack->title, ucx_lists[i].what);
+        doctor_found_first(result, DOCTOR_ERROR, "%s keeps %s from %s", name, installed->stack->title,
+                           ucx_lists[i].what);
         doctor_found_value(result, name);
         doctor_advise(result, "UCX takes the best of all where it is told none. NCCL reads neither of its variables.");
     }

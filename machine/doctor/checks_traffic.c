@@ -80,11 +80,10 @@ static void find_flaps(const struct doctor_machine *machine, struct doctor_resul
 
             if (n < FLAPS_MANY && k > 0)
                 continue;
-            if (result->outcome != DOCTOR_FOUND)
-                doctor_found(result, DOCTOR_WARNING,
-                             k > 0 ? "the link of %s goes down again and again: %ld times"
-                                   : "the firmware of the NIC %s has stopped answering its driver",
-                             json_text(row, "interface"), n);
+            doctor_found_first(result, DOCTOR_WARNING,
+                               k > 0 ? "the link of %s goes down again and again: %ld times"
+                                     : "the firmware of the NIC %s has stopped answering its driver",
+                               json_text(row, "interface"), n);
             doctor_evidence(result, where, k > 0 ? "%s: link down, %ld times" : "%s: " HEALTH ", %ld times",
                             json_text(row, "interface"), n);
         }

@@ -118,6 +118,9 @@ void doctor_run(const struct doctor_machine *machine, const struct doctor_check 
 
 void doctor_found(struct doctor_result *result, enum doctor_severity severity, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+/* The same, unless something was found before: the other faults of its kind are evidence. */
+#define doctor_found_first(result, ...)                                                                                \
+    ((result)->outcome == DOCTOR_FOUND ? (void)0 : doctor_found(result, __VA_ARGS__))
 /* Call after doctor_found(). Evidence beyond the size of the array is only counted. */
 void doctor_evidence(struct doctor_result *result, const char *where, const char *format, ...)
     __attribute__((format(printf, 3, 4)));

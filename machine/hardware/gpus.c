@@ -25,18 +25,12 @@ static int get_truth(const json_t *object, const char *key)
     return json_is_boolean(value) ? json_is_true(value) : -1;
 }
 
-/* GPU `i` of an answer; NULL after the last. */
-static const json_t *get_gpu(const json_t *answer, size_t i)
-{
-    return i < TOPO_MAX_GPUS ? json_array_get(json_object_get(answer, "gpus"), i) : NULL;
-}
-
 /* Is the PCI device among the GPUs of an answer? */
 static bool is_answered(const struct topo *topo, int pci, const json_t *answer)
 {
     const json_t *gpu;
 
-    for (size_t i = 0; (gpu = get_gpu(answer, i)); i++)
+    FOR_JSON (gpu, json_object_get(answer, "gpus"))
         if (topo_find_pci(topo, json_text(gpu, "pci")) == pci)
             return true;
     return false;
@@ -47,7 +41,7 @@ void nvml_collect_pci(const json_t *answer, struct pci_set *set)
     struct pci_address address;
     const json_t *gpu;
 
-    for (size_t i = 0; (gpu = get_gpu(answer, i)); i++)
+    FOR_JSON (gpu, json_object_get(answer, "gpus"))
         if (parse_pci_address(json_text(gpu, "pci"), &address))
             pci_set_add(set, &address);
 }
@@ -144,7 +138,7 @@ static void read_answer(struct topo *topo, const json_t *answer)
     topo->cc_feature = get_truth(json_object_get(answer, "cc"), "feature");
     topo->cc_ready = get_truth(json_object_get(answer, "cc"), "ready");
     topo->cc_mode = (enum topo_cc_mode)number_of(json_text(json_object_get(answer, "cc"), "multi_gpu"), cc_modes);
-    for (size_t i = 0; (gpu = get_gpu(answer, i)); i++) {
+    FOR_JSON (gpu, json_object_get(answer, "gpus")) {
         int index = find_gpu_at(topo, json_text(gpu, "pci"));
 
         if (index >= 0 && !topo->gpus[index].answered)
@@ -157,16 +151,9 @@ static void read_answer(struct topo *topo, const json_t *answer)
 /* "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release ...": the first word of digits. */
 const char *topo_driver_version(struct source *source)
 {
-    const char *text = source_line(source, "/proc/driver/nvidia/version").text;
-
-    while (*text) {
-        size_t n = strcspn(text, " ");
-
-        if (strspn(text, "0123456789.") == n && memchr(text, '.', n))
-            return source_printf(source, "%.*s", (int)n, text);
-        text += n;
-        text += strspn(text, " ");
-    }
+    FOR_PIECES (word, source_line(source, "/proc/driver/nvidia/version").text, " ")
+        if (strspn(word.text, "0123456789.") == word.n && memchr(word.text, '.', word.n))
+            return source_printf(source, "%.*s", (int)word.n, word.text);
     return "";
 }
 
@@ -244,7 +231,7 @@ static bool add_answered(struct topo *topo, const json_t *answer)
 {
     const json_t *gpu;
 
-    for (size_t i = 0; (gpu = get_gpu(answer, i)); i++) {
+    FOR_JSON (gpu, json_object_get(answer, "gpus")) {
         int pci = topo_find_pci(topo, json_text(gpu, "pci"));
 
         if (pci >= 0 && is_gpu(topo, pci, answer) && find_gpu_at(topo, topo->pci[pci].address) < 0)

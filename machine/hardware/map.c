@@ -70,15 +70,10 @@ int map_data_ports(const struct topo *topo, struct map_port ret_ports[TOPO_MAX_N
 {
     int n = 0;
 
-    for (int i = 0; i < topo->n_nics && i < TOPO_MAX_NICS; i++) {
-        const struct topo_nic *nic = &topo->nics[i];
-
-        if (nic->role != TOPO_ROLE_DATA)
-            continue;
-        for (int p = 0; p < nic->n_ports && p < TOPO_MAX_PORTS; p++)
-            if (nic->ports[p].active)
-                ret_ports[n++] = (struct map_port){i, nic->ports[p].number};
-    }
+    for (int i = 0; i < topo->n_nics; i++)
+        for (int p = 0; p < topo->nics[i].n_ports && topo->nics[i].role == TOPO_ROLE_DATA; p++)
+            if (topo->nics[i].ports[p].active)
+                ret_ports[n++] = (struct map_port){i, topo->nics[i].ports[p].number};
     return n;
 }
 

@@ -8,6 +8,7 @@
  */
 #include "nvml.h"
 
+#include "common/text.h"
 #include "read_hardware.h"
 
 #include <dlfcn.h>
@@ -127,7 +128,7 @@ static bool nvml_load(struct nvml *ret_nvml, json_t **ret_answer)
     void *library = NULL;
     char why[256] = "";
 
-    for (size_t i = 0; i < sizeof(nvml_files) / sizeof(nvml_files[0]) && !library; i++) {
+    for (size_t i = 0; i < COUNT(nvml_files) && !library; i++) {
         library = dlopen(nvml_files[i], RTLD_NOW | RTLD_LOCAL);
         /* dlerror() names the file. Report the first error: that file may exist and be broken. */
         if (!library && !*why)
@@ -137,7 +138,7 @@ static bool nvml_load(struct nvml *ret_nvml, json_t **ret_answer)
         *ret_answer = error_answer("", why);
         return false;
     }
-    for (size_t i = 0; i < sizeof(nvml_symbols) / sizeof(nvml_symbols[0]); i++) {
+    for (size_t i = 0; i < COUNT(nvml_symbols); i++) {
         void *function = dlsym(library, nvml_symbols[i].name);
 
         if (!function && nvml_symbols[i].is_needed) {
@@ -152,17 +153,14 @@ static bool nvml_load(struct nvml *ret_nvml, json_t **ret_answer)
 
 static const char *fabric_name(const struct nvml_fabric *fabric)
 {
-    switch (fabric->state) {
-    case NVML_FABRIC_NOT_SUPPORTED:
-        return "none";
-    case NVML_FABRIC_NOT_STARTED:
-    case NVML_FABRIC_IN_PROGRESS:
-        return "starting";
-    case NVML_FABRIC_COMPLETED:
-        return fabric->status == NVML_SUCCESS ? "ready" : "failed";
-    default:
-        return NULL;
-    }
+    static const char *const names[] = {[NVML_FABRIC_NOT_SUPPORTED] = "none",
+                                        [NVML_FABRIC_NOT_STARTED] = "starting",
+                                        [NVML_FABRIC_IN_PROGRESS] = "starting",
+                                        [NVML_FABRIC_COMPLETED] = "ready"};
+
+    if (fabric->state == NVML_FABRIC_COMPLETED && fabric->status != NVML_SUCCESS)
+        return "failed";
+    return fabric->state < COUNT(names) ? names[fabric->state] : NULL;
 }
 
 /* The PCI address of NVML; false if it is invalid. */
@@ -316,8 +314,7 @@ static json_t *query_confidential(const struct nvml *nvml)
     cc = json_pack("{s:b}", "feature", state.feature != 0);
     if (nvml->cc_ready && nvml->cc_ready(&ready) == NVML_SUCCESS)
         json_object_set_new(cc, "ready", json_boolean(ready));
-    if (nvml->cc_settings && nvml->cc_settings(&settings) == NVML_SUCCESS &&
-        settings.multi_gpu < sizeof(modes) / sizeof(modes[0]))
+    if (nvml->cc_settings && nvml->cc_settings(&settings) == NVML_SUCCESS && settings.multi_gpu < COUNT(modes))
         json_object_set_new(cc, "multi_gpu", json_string(modes[settings.multi_gpu]));
     return cc;
 }

@@ -229,17 +229,12 @@ static bool libs_try_list(struct source *source, const struct libs_list *list, c
 /* The next name in LD_PRELOAD, which is separated by spaces and colons. Returns false at the end. */
 static bool libs_next_preload(struct source *source, const char **at, const char **ret_name)
 {
-    size_t n;
+    struct piece name;
 
     *at += strspn(*at, ": ");
-    n = strcspn(*at, ": ");
-    if (n == 0)
-        return false;
-    *ret_name = libs_expand(source, *at, n, NULL);
-    *at += n;
-    if (!*ret_name)
-        *ret_name = "";
-    return true;
+    name = text_take(at, ": ");
+    *ret_name = libs_expand(source, name.text, name.n, NULL) ?: "";
+    return name.n > 0;
 }
 
 /* Does a preloaded library match `name`, by its file name or its soname? */

@@ -37,14 +37,6 @@ static const char *header_version(struct source *source, const char *home)
     return source_fact_text(source_fact(source, "version", read_header, "%s/include/non_abi/nvshmem_version.h", home));
 }
 
-/* From the wheel: <site>/nvidia/nvshmem/lib/<library> and <site>/nvidia_nvshmem_cu12-3.4.5.dist-info. */
-static const char *wheel_version(struct source *source, const char *home)
-{
-    const char *site = software_without(source, home, "/nvidia/nvshmem");
-
-    return *site ? python_version(source, site, "nvidia_nvshmem_cu") : "";
-}
-
 /* The parent folder of lib or lib64; "" if the library is in a folder with another name. */
 static const char *home_of(struct source *source, const char *path)
 {
@@ -57,13 +49,12 @@ const char *software_nvshmem_version(struct source *source, const char *path)
 {
     struct source_text real = source_resolve(source, "%s", path);
     const char *version = libs_file_version(real.state == SOURCE_OK ? real.text : path);
-    const char *home = home_of(source, path);
+    const char *home = home_of(source, path), *site = software_without(source, home, "/nvidia/nvshmem");
 
     if (!*version && *home)
         version = header_version(source, home);
-    if (!*version && *home)
-        version = wheel_version(source, home);
-    return version;
+    /* From the wheel: <site>/nvidia/nvshmem/lib/<library> and <site>/nvidia_nvshmem_cu12-3.4.5.dist-info. */
+    return *version || !*site ? version : python_version(source, site, "nvidia_nvshmem_cu");
 }
 
 /* Path of a library that is installed although the linker does not find it; "" if there is none. */

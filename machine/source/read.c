@@ -92,17 +92,18 @@ const char *source_field(struct source *source, const char *text, const char *na
     return source_printf(source, "%s", line);
 }
 
-static enum source_state parse_number(const char *line, int64_t *ret_value)
+/* A counter (`is_signed` is false) uses all 64 bits and is never negative. */
+static enum source_state parse_number(const char *line, bool is_signed, uint64_t *ret_value)
 {
-    const char *digits = line + (line[0] == '-' || line[0] == '+');
+    const char *digits = line + (is_signed && (line[0] == '-' || line[0] == '+'));
     bool is_hex = digits[0] == '0' && (digits[1] == 'x' || digits[1] == 'X');
-    long long value;
+    uint64_t value;
     char *end;
 
     if (!isxdigit((unsigned char)digits[is_hex ? 2 : 0]))
         return SOURCE_FAILED;
     errno = 0;
-    value = strtoll(line, &end, is_hex ? 16 : 10);
+    value = is_signed ? (uint64_t)strtoll(line, &end, is_hex ? 16 : 10) : strtoull(line, &end, is_hex ? 16 : 10);
     if (end == line || *end || errno)
         return SOURCE_FAILED;
     *ret_value = value;
@@ -112,24 +113,13 @@ static enum source_state parse_number(const char *line, int64_t *ret_value)
 enum source_state path_number(struct source *source, int64_t *ret_value)
 {
     struct source_text text = path_line(source);
+    uint64_t value;
 
-    return text.state == SOURCE_OK ? parse_number(text.text, ret_value) : text.state;
-}
-
-/* A counter uses all 64 bits and is never negative. */
-static enum source_state parse_counter(const char *line, uint64_t *ret_value)
-{
-    unsigned long long value;
-    char *end;
-
-    if (!isdigit((unsigned char)line[0]))
-        return SOURCE_FAILED;
-    errno = 0;
-    value = strtoull(line, &end, line[0] == '0' && (line[1] == 'x' || line[1] == 'X') ? 16 : 10);
-    if (*end || errno)
-        return SOURCE_FAILED;
-    *ret_value = value;
-    return SOURCE_OK;
+    if (text.state == SOURCE_OK)
+        text.state = parse_number(text.text, true, &value);
+    if (text.state == SOURCE_OK)
+        *ret_value = (int64_t)value;
+    return text.state;
 }
 
 enum source_state path_counter(struct source *source, uint64_t *ret_value)
@@ -141,7 +131,7 @@ enum source_state path_counter(struct source *source, uint64_t *ret_value)
 
     if (text.state == SOURCE_OK) {
         cut_line(text.text, line, sizeof(line));
-        text.state = parse_counter(line, ret_value);
+        text.state = parse_number(line, false, ret_value);
     }
     json_decref(now);
     return text.state;

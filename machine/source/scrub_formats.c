@@ -93,11 +93,9 @@ void scrub_any(struct scrub *scrub, const char *text, size_t bytes, const struct
 /* Does a line begin with one of the keys, which commas separate? */
 static bool has_key(const char *line, size_t bytes, const char *keys)
 {
-    for (size_t n; *keys; keys += n + (keys[n] == ',')) {
-        n = strcspn(keys, ",");
-        if (n <= bytes && strncmp(line, keys, n) == 0)
+    FOR_PIECES (key, keys, ",")
+        if (key.n <= bytes && strncmp(line, key.text, key.n) == 0)
             return true;
-    }
     return false;
 }
 
