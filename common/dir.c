@@ -342,6 +342,20 @@ int dir_overwrite(const char *path)
     return result;
 }
 
+int dir_move_in(int dir, const char *from, const char *to)
+{
+    return renameat(dir, from, dir, to) == 0 ? 0 : errno;
+}
+
+int dir_link(const char *target, const char *path)
+{
+    const char *name;
+    int dir = dir_open_parent(path, true, &name), number = dir < 0 || symlinkat(target, dir, name) != 0 ? errno : 0;
+
+    dir_close(dir);
+    return number;
+}
+
 int write_all(int fd, const void *data, size_t bytes)
 {
     const char *at = data;

@@ -65,6 +65,12 @@ int dir_append_in(int dir, const char *name, mode_t mode);
 /* An existing file of any type, to write to; it is truncated. */
 int dir_overwrite(const char *path);
 
+/* Renames a file in the folder, and replaces one that has the new name. */
+int dir_move_in(int dir, const char *from, const char *to);
+
+/* A link. */
+int dir_link(const char *target, const char *path);
+
 /* The folder of that name in the folder, which is no link, to list it; NULL with errno. */
 DIR *dir_list(int dir, const char *name);
 

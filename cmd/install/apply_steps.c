@@ -37,16 +37,6 @@ static void unit_names(const struct install *install, char ret_unit[256], char r
     snprintf(ret_link, 256, WANTS_FOLDER "/epkit-install-%s.service", install->recipe->name);
 }
 
-/* 0, or errno. */
-static int make_link(const char *target, const char *path)
-{
-    const char *name;
-    int dir = dir_open_parent(path, true, &name), number = dir < 0 || symlinkat(target, dir, name) != 0 ? errno : 0;
-
-    dir_close(dir);
-    return number;
-}
-
 static ep_status unit_install(struct install *install)
 {
     char unit[256], link_path[256], self[1024], *text = NULL;
@@ -83,7 +73,7 @@ static ep_status unit_install(struct install *install)
     free(text);
     if (error)
         return ep_fail_errno(EP_E_SYSTEM, error, "%s", unit);
-    error = make_link(unit, link_path);
+    error = dir_link(unit, link_path);
     if (error && error != EEXIST)
         return ep_fail_errno(EP_E_SYSTEM, error, "%s", link_path);
     sync();

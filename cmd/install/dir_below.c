@@ -27,18 +27,20 @@ bool dir_has(int dir, const char *path)
 static int make_below(int parent, const char *name, bool make)
 {
     struct stat info;
-    int fd;
+    int made, fd;
 
     if (fstatat(parent, name, &info, AT_SYMLINK_NOFOLLOW) == 0)
         return S_ISDIR(info.st_mode) ? 0 : ENOTDIR;
     if (!make)
         return ENOENT;
-    if (mkdirat(parent, name, 0755) != 0 && errno != EEXIST)
+    made = dir_open_in(parent, name, true);
+    fd = made < 0 ? -1 : openat(made, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    dir_close(made);
+    if (fd < 0)
         return errno;
-    fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     (void)!fchmod(fd, 0755); /* umask may have removed bits */
     dir_close(fd);
-    return fd < 0 ? errno : 0;
+    return 0;
 }
 
 int dir_path(int fd, char ret_path[PATH_MAX])

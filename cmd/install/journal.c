@@ -72,8 +72,10 @@ static void sync_folder(int dir)
 static ep_status open_to_write(struct journal *journal, int dir, bool is_readable, size_t whole, size_t bytes)
 {
     if (!is_readable) {
-        if (renameat(dir, NAME, dir, NAME ".unreadable") != 0)
-            return ep_fail_errno(EP_E_SYSTEM, errno, "%s cannot be moved aside", journal->path);
+        int number = dir_move_in(dir, NAME, NAME ".unreadable");
+
+        if (number)
+            return ep_fail_errno(EP_E_SYSTEM, number, "%s cannot be moved aside", journal->path);
         json_array_clear(journal->events);
         whole = 0;
     }
