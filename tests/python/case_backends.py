@@ -4,36 +4,15 @@ import __future__
 import ast
 import enum
 import os
-import pathlib
 import subprocess
 import sys
 import types
 import typing
-import zipfile
 
 import torch
 import torch.distributed as dist
 from ranks import raises, run
-
-REQUIREMENTS = pathlib.Path(__file__).with_name("flashinfer.txt")
-
-
-def fetched(name, version, *pip):
-    """A folder that pip fills once, in the long tier; $EPKIT_NAME is another one."""
-    from run import Skip
-    if given := os.environ.get(f"EPKIT_{name.upper()}"):
-        return pathlib.Path(given)
-    if not os.environ.get("EPKIT_TEST_LONG"):
-        raise Skip(f"EPKIT_TEST_LONG=1 fetches {name}")
-    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
-    folder = cache / f"epkit-tests/{name}-{version}"
-    if not (folder / "complete").exists():
-        done = subprocess.run([sys.executable, "-m", "pip", *(word.format(folder) for word in pip), "--quiet", "--no-deps"],
-                              capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise Skip(f"pip cannot fetch {name}: {done.stderr[-200:]}")
-        (folder / "complete").touch()
-    return folder
+from wheels import archive, flashinfer
 
 
 def communication(rank, size):
@@ -88,9 +67,8 @@ def communication(rank, size):
 
 
 def test_communication_of_flashinfer():
-    """Its registry; 100 MB, and no GPU is needed."""
-    sys.path.insert(0, str(fetched("flashinfer", "0.7.4", "install", "--no-compile", "--upgrade", "--target", "{}", "-r",
-                                   str(REQUIREMENTS))))
+    """Its registry."""
+    flashinfer()
     for size in (2, 3):
         run(size, communication)
 
@@ -98,14 +76,13 @@ def test_communication_of_flashinfer():
 def sglang():
     """What of SGLang a dispatcher meets, from its wheel (39 MB): its packages need far more than a CPU has, so their files are
     read one by one, and of most of them the classes and functions that are named."""
-    folder = fetched("sglang", "0.5.23", "download", "--dest", "{}", "sglang==0.5.23")
-    wheel = zipfile.ZipFile(next(folder.glob("sglang-*.whl")))
+    file = archive("sglang")
 
     def module(name, *only, **context):
         parents = name.split(".")[:-1]
         for n in range(1, len(parents) + 1):
             sys.modules.setdefault(".".join(parents[:n]), types.ModuleType(".".join(parents[:n]))).__path__ = []
-        tree = ast.parse(wheel.read(name.replace(".", "/") + ".py"))
+        tree = ast.parse(file(name.replace(".", "/") + ".py").read_bytes())
         if only:
             tree.body = [one for one in tree.body if getattr(one, "name", None) in only]
         made = sys.modules[name] = types.ModuleType(name)
