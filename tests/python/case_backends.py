@@ -15,6 +15,13 @@ from ranks import raises, run
 from wheels import archive, flashinfer
 
 
+def gathered(size, *tensors):
+    """Those of all ranks, on the GPU of this one."""
+    every = [None] * size
+    dist.all_gather_object(every, tensors)
+    return [[tensor if tensor is None else tensor.to(tensors[0].device) for tensor in one] for one in every]
+
+
 def communication(rank, size):
     from flashinfer.moe_ep import BootstrapConfig, MoEEpCommParams, MoEEpCommunication, create_communication
 
@@ -37,8 +44,7 @@ def communication(rank, size):
         given = {"hidden_states_scale": scale, "runtime_max_tokens_per_rank": None if seed else 12, "eplb_local_stats": stats}
         got = one.dispatch(x, idx.to(torch.int32) if seed % 2 else idx, weights, **given)
         raises(RuntimeError, "no combine", one.dispatch, x, idx, weights)
-        every = [None] * size
-        dist.all_gather_object(every, (x, idx, weights, scale))
+        every = gathered(size, x, idx, weights, scale)
         here = [(idx // 4 == rank).any(1) for _, idx, _, _ in every]
         n, rows = sum(int(mask.sum()) for mask in here), size * most
         assert got.tokens_per_rank == most and all(len(one) == rows for one in (got.hidden_states, got.topk_ids, got.topk_weights))
@@ -116,8 +122,7 @@ def dispatcher(rank, size):
         hooked = one.register_post_dispatch_hook(lambda self, output: None) if not seed else None  # SGLang's own: may replace dispatch()
         got = one.dispatch(hidden_states=x, topk_output=given)
         raises(RuntimeError, "no combine", backend.EpkitDispatcher.dispatch, one, x, given)
-        every = [None] * size
-        dist.all_gather_object(every, (x, idx, given.topk_weights))
+        every = gathered(size, x, idx, given.topk_weights)
         here = [(idx // 4 == rank).any(1) for _, idx, _ in every]
         n = sum(int(mask.sum()) for mask in here)
         assert got.format is base.DispatchOutputFormat.STANDARD and isinstance(got, base.DispatchOutput)

@@ -309,8 +309,8 @@ def test_sglang():
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
-def gradients(rank, size, seed, layer):
-    """The layer and its gradients against the dense computation."""
+def gradients(rank, size, seed, layer, rtol=0):
+    """The layer and its gradients against the dense computation. rtol: of the weights', where they are computed in bfloat16."""
     x, idx, weights = tokens_of(rank, size, (6 + rank) * (seed != 1), seed)
     given = torch.randint(-2, 3, x.shape).to(torch.bfloat16)
     made = []
@@ -319,19 +319,20 @@ def gradients(rank, size, seed, layer):
         out = function(*leaves)
         out.backward(given)
         made.append([out.detach(), leaves[0].grad, leaves[1].grad.masked_fill(idx < 0, 0)])
-    for one, other in zip(*made):
-        assert torch.equal(one, other), seed
+    (out, grad, grad_weights), (dense_out, dense_grad, dense_weights) = made
+    assert torch.equal(out, dense_out) and torch.equal(grad, dense_grad) and torch.allclose(grad_weights, dense_weights, rtol, 0), seed
 
 
 def expanded(rows, weights, counts, first):
-    """What experts give for rows that are grouped by them."""
-    factor = torch.repeat_interleave(torch.arange(EACH) + first + 1, torch.as_tensor(counts).to(rows.device), output_size=len(rows))
-    return rows * (factor * weights).unsqueeze(1).to(rows.dtype)
+    """What experts give for rows that are grouped by them; behind those, anything."""
+    ends = torch.as_tensor(counts, device=rows.device).cumsum(0)  # with its device: a thread of autograd has no default one
+    expert = torch.searchsorted(ends, torch.arange(len(rows), device=rows.device), right=True)
+    return rows * ((expert + first + 1) * weights).unsqueeze(1).to(rows.dtype)
 
 
 def megatron(rank, size, wheel):
     case_engines.HIDDEN = HIDDEN
-    (fused,) = wheel.imported(**{"core.utils": {"internal_api": lambda function: function}})
+    (fused,) = wheel.imported(**{"core.utils": {"internal_api": lambda function: function}} if wheel.package == "megatron" else {})
     group, first, experts = dist.group.WORLD, rank * EACH, EACH * size
     fused.set_deepep_num_sms(20)
 
@@ -360,6 +361,7 @@ def test_megatron():
                   "--platform=manylinux_2_28_x86_64")  # it wants Python 3.12; this file does not
     for size in (2, 3):
         run(size, megatron, wheel)
+    run(2, megatron, Wheel("nemo-automodel", ["nemo_automodel.components.moe.megatron.fused_a2a"]))  # the same calls, grown further
 
 
 def deepspeed(rank, size, wheel):
@@ -385,3 +387,29 @@ def test_deepspeed():
     wheel = Wheel("deepspeed", ["deepspeed.module_inject.auto_ep_comm"], "--no-build-isolation", "--no-binary=:all:")
     for size in (2, 3):
         run(size, deepspeed, wheel)
+
+
+def torchtitan(rank, size, wheel):
+    case_engines.HIDDEN = HIDDEN
+    if not CUDA:
+        torch.library.impl = lambda library, name, _, own=torch.library.impl: own(library, name, "CPU")
+    (deepep,) = wheel.imported()
+    deepep.get_buffer(dist.group.WORLD, hidden=HIDDEN, num_max_tokens_per_rank=MOST, num_topk=TOPK)
+
+    def layer(x, idx, weights, **options):
+        rows, counts, state = deepep.dispatch_tokens(x, idx, weights, EACH, EACH * size, num_tokens_per_rank=MOST, **options)
+        out = deepep.combine_tokens(expanded(rows, torch.ones(len(rows)), counts, rank * EACH), state)
+        deepep.sync_combine()
+        return out
+
+    for seed in range(3):
+        gradients(rank, size, seed, layer, rtol=0.02)
+        with torch.no_grad():
+            x, idx, weights = tokens_of(rank, size, 6 + rank, 10 + seed)
+            assert torch.equal(layer(x, idx, weights, cudagraphable=True), dense(x, idx, weights)), seed
+
+
+def test_torchtitan():
+    wheel = Wheel("torchtitan", ["torchtitan.distributed.deepep.deepep"])
+    for size in (2, 3):
+        run(size, torchtitan, wheel)

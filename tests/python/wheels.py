@@ -16,7 +16,8 @@ import torch
 from ranks import CUDA
 
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache")) / "epkit-tests"
-VERSIONS = {"deepspeed": "0.19.8", "flashinfer": "0.7.4", "megatron-core": "0.19.2", "sglang": "0.5.23", "vllm": "0.33.0"}
+VERSIONS = {"deepspeed": "0.19.8", "flashinfer": "0.7.4", "megatron-core": "0.19.2", "nemo-automodel": "0.7.0", "sglang": "0.5.23",
+            "torchtitan": "0.3.0", "vllm": "0.33.0"}
 
 
 def fetched(name, version, *pip):
@@ -79,7 +80,8 @@ def without_cuda():
 
     if CUDA:
         return
-    torch.accelerator.synchronize, torch.cuda.is_current_stream_capturing = lambda: None, lambda: False
+    torch.accelerator.synchronize = torch.cuda.synchronize = lambda *_: None
+    torch.cuda.is_current_stream_capturing = lambda: False
     for name in ("zeros", "empty", "tensor"):
         setattr(torch, name, functools.partial(made, getattr(torch, name)))
 
