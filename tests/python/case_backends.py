@@ -4,36 +4,22 @@ import __future__
 import ast
 import enum
 import os
-import pathlib
 import subprocess
 import sys
 import types
 import typing
-import zipfile
 
 import torch
 import torch.distributed as dist
 from ranks import raises, run
+from wheels import archive, flashinfer
 
-REQUIREMENTS = pathlib.Path(__file__).with_name("flashinfer.txt")
 
-
-def fetched(name, version, *pip):
-    """A folder that pip fills once, in the long tier; $EPKIT_NAME is another one."""
-    from run import Skip
-    if given := os.environ.get(f"EPKIT_{name.upper()}"):
-        return pathlib.Path(given)
-    if not os.environ.get("EPKIT_TEST_LONG"):
-        raise Skip(f"EPKIT_TEST_LONG=1 fetches {name}")
-    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
-    folder = cache / f"epkit-tests/{name}-{version}"
-    if not (folder / "complete").exists():
-        done = subprocess.run([sys.executable, "-m", "pip", *(word.format(folder) for word in pip), "--quiet", "--no-deps"],
-                              capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise Skip(f"pip cannot fetch {name}: {done.stderr[-200:]}")
-        (folder / "complete").touch()
-    return folder
+def gathered(size, *tensors):
+    """Those of all ranks, on the GPU of this one."""
+    every = [None] * size
+    dist.all_gather_object(every, tensors)
+    return [[tensor if tensor is None else tensor.to(tensors[0].device) for tensor in one] for one in every]
 
 
 def communication(rank, size):
@@ -58,8 +44,7 @@ def communication(rank, size):
         given = {"hidden_states_scale": scale, "runtime_max_tokens_per_rank": None if seed else 12, "eplb_local_stats": stats}
         got = one.dispatch(x, idx.to(torch.int32) if seed % 2 else idx, weights, **given)
         raises(RuntimeError, "no combine", one.dispatch, x, idx, weights)
-        every = [None] * size
-        dist.all_gather_object(every, (x, idx, weights, scale))
+        every = gathered(size, x, idx, weights, scale)
         here = [(idx // 4 == rank).any(1) for _, idx, _, _ in every]
         n, rows = sum(int(mask.sum()) for mask in here), size * most
         assert got.tokens_per_rank == most and all(len(one) == rows for one in (got.hidden_states, got.topk_ids, got.topk_weights))
@@ -88,9 +73,8 @@ def communication(rank, size):
 
 
 def test_communication_of_flashinfer():
-    """Its registry; 100 MB, and no GPU is needed."""
-    sys.path.insert(0, str(fetched("flashinfer", "0.7.4", "install", "--no-compile", "--upgrade", "--target", "{}", "-r",
-                                   str(REQUIREMENTS))))
+    """Its registry."""
+    flashinfer()
     for size in (2, 3):
         run(size, communication)
 
@@ -98,14 +82,13 @@ def test_communication_of_flashinfer():
 def sglang():
     """What of SGLang a dispatcher meets, from its wheel (39 MB): its packages need far more than a CPU has, so their files are
     read one by one, and of most of them the classes and functions that are named."""
-    folder = fetched("sglang", "0.5.23", "download", "--dest", "{}", "sglang==0.5.23")
-    wheel = zipfile.ZipFile(next(folder.glob("sglang-*.whl")))
+    file = archive("sglang")
 
     def module(name, *only, **context):
         parents = name.split(".")[:-1]
         for n in range(1, len(parents) + 1):
             sys.modules.setdefault(".".join(parents[:n]), types.ModuleType(".".join(parents[:n]))).__path__ = []
-        tree = ast.parse(wheel.read(name.replace(".", "/") + ".py"))
+        tree = ast.parse(file(name.replace(".", "/") + ".py").read_bytes())
         if only:
             tree.body = [one for one in tree.body if getattr(one, "name", None) in only]
         made = sys.modules[name] = types.ModuleType(name)
@@ -139,8 +122,7 @@ def dispatcher(rank, size):
         hooked = one.register_post_dispatch_hook(lambda self, output: None) if not seed else None  # SGLang's own: may replace dispatch()
         got = one.dispatch(hidden_states=x, topk_output=given)
         raises(RuntimeError, "no combine", backend.EpkitDispatcher.dispatch, one, x, given)
-        every = [None] * size
-        dist.all_gather_object(every, (x, idx, given.topk_weights))
+        every = gathered(size, x, idx, given.topk_weights)
         here = [(idx // 4 == rank).any(1) for _, idx, _ in every]
         n = sum(int(mask.sum()) for mask in here)
         assert got.format is base.DispatchOutputFormat.STANDARD and isinstance(got, base.DispatchOutput)

@@ -86,6 +86,15 @@ def test_bits():
     run(3, bits, 1024)
 
 
+def nvfp4_values(codes, scales, scale):
+    """float32 [L, rows, H] of codes [L, rows, H/2] and of scales in the view of a dispatch."""
+    plain = flat(scales.permute(5, 2, 4, 0, 1, 3), codes.shape[1]).view(torch.float8_e4m3fn).float().to(codes.device)
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    values = torch.cat([values, -values])
+    elements = torch.stack([values[(codes & 15).long()], values[(codes >> 4).long()]], 3).flatten(2)
+    return elements * plain.repeat_interleave(16, 2) / scale
+
+
 @on_ranks(2)
 def test_as_engines_call(rank, size):
     """As vLLM (VLLM_DEEPEPLL_NVFP4_DISPATCH) and SGLang do, with the views that FlashInfer's grouped GEMMs take."""
@@ -99,12 +108,7 @@ def test_as_engines_call(rank, size):
     hook()
     assert rows.shape == (size * most, hidden // 2, 2) and rows.dtype == torch.uint8
     assert scales.shape == (32, 4, -(-size * most // 128), 4, hidden // 64, 2) and scales.dtype == torch.float8_e4m3fn
-    plain = flat(scales.permute(5, 2, 4, 0, 1, 3), size * most).view(torch.float8_e4m3fn).float()
-    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], device="cpu")
-    values = torch.cat([values, -values])
-    codes = rows.permute(2, 0, 1).cpu()
-    elements = torch.stack([values[(codes & 15).long()], values[(codes >> 4).long()]], 3).flatten(2)
-    decoded = elements * plain.repeat_interleave(16, 2) / scale[0].cpu()
+    decoded = nvfp4_values(rows.permute(2, 0, 1), scales, scale[0]).cpu()
     every = [None] * size
     dist.all_gather_object(every, (x.cpu(), idx.cpu()))
     for local in range(2):

@@ -1,79 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""nixl_ep below the elastic parts of vLLM, SGLang and FlashInfer: their own files, from their wheels (long tier; 336, 39, 100 MB)."""
-import functools
-import importlib.abc
-import importlib.util
+"""nixl_ep below the elastic parts of vLLM, SGLang and FlashInfer: their own files, from their wheels (long tier)."""
 import os
 import signal
 import sys
 import threading
 import time
 import types
-import zipfile
 from unittest import mock
 
 import case_nixl
 import nixl_ep
 import torch
 import torch.distributed as dist
-from case_backends import REQUIREMENTS, fetched
+import wheels
 from case_members import store_of
 from case_nixl import LOCAL, M, MOST_RANKS, TOPK, inputs, step, together
 from ranks import run
 
-NOT_ON_CUDA, HIDDEN = "the CUDA backend has no absent ranks", 2048
+HIDDEN = 2048  # which engines know
 FUSED = "vllm.model_executor.layers.fused_moe."
 VLLM = ("vllm.distributed.device_communicators.base_device_communicator", FUSED + "modular_kernel", FUSED + "topk_weight_and_reduce",
         "vllm.distributed.device_communicators.all2all", FUSED + "prepare_finalize.nixl_ep")
 SGLANG = [f"sglang.srt.{name}" for name in ("layers.moe.token_dispatcher.base", "layers.moe.utils", "layers.moe.token_dispatcher.deepep",
                                             "elastic_ep.elastic_ep", "layers.moe.token_dispatcher.nixl")]
-
-
-class Stub(types.ModuleType):
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return vars(self).setdefault(name, mock.MagicMock(name=name))
-
-
-def without_cuda():
-    """In the process of a rank: "cuda" is the CPU, and tokens have a size that engines know."""
-    def made(function, *args, device=None, **kwargs):
-        return function(*args, device="cpu" if device == "cuda" else device, **kwargs)
-
-    case_nixl.HIDDEN = HIDDEN
-    torch.accelerator.synchronize, torch.cuda.is_current_stream_capturing = lambda: None, lambda: False
-    for name in ("zeros", "empty", "tensor"):
-        setattr(torch, name, functools.partial(made, getattr(torch, name)))
-
-
-class Wheel(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports some files of a wheel as they are. Everything else below its package is a stub."""
-
-    def __init__(self, package, version, files):
-        folder = fetched(package, version, "download", "--dest", "{}", f"{package}=={version}")
-        wheel = zipfile.ZipFile(next(folder.glob(f"{package}-{version}-*.whl")))
-        for name in [name for name in sys.modules if name.split(".")[0] == package]:  # of a test before this one
-            del sys.modules[name]
-        self.package, self.files = package, {name: wheel.read(name.replace(".", "/") + ".py") for name in files}
-
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == self.package:
-            return importlib.util.spec_from_loader(name, self, is_package=name not in self.files)
-        return None
-
-    def create_module(self, spec):
-        return None if spec.name in self.files else Stub(spec.name)
-
-    def exec_module(self, module):
-        if module.__name__ in self.files:
-            exec(compile(self.files[module.__name__], module.__name__, "exec"), vars(module))
-
-    def imported(self):
-        """In the process of a rank, where "cuda" is the CPU."""
-        sys.meta_path.insert(0, self)
-        without_cuda()
-        return [importlib.import_module(name) for name in self.files]
 
 
 class Engine:
@@ -100,6 +49,7 @@ class Engine:
 
 class Vllm(Engine):
     def __init__(self, wheel, rank, store, size, epoch):
+        case_nixl.HIDDEN = HIDDEN
         _, _, self.reduce, self.all2all, layer = wheel.imported()
         self.rank, self.store, self.begun = rank, store, time.monotonic()
         layer.dbo_current_ubatch_id, layer.dbo_enabled, layer.moe_kernel_quantize_input = lambda: 0, lambda: False, lambda x, *_: (x, None)
@@ -130,6 +80,13 @@ class Vllm(Engine):
         return out, None, None
 
 
+def staged(manager, stream):
+    """In a thread, whose current device is its own."""
+    if stream is not None:
+        torch.cuda.set_device(stream.device)
+    manager.stage_ep_size()
+
+
 def vllm(rank, size, wheel, victim):
     """2 ranks, then 4: a thread connects the new ones, which warm up by themselves. Process 4 takes the place of rank 1, which is
     killed. Then all begin again, and 2 go."""
@@ -139,7 +96,7 @@ def vllm(rank, size, wheel, victim):
     engine = Vllm(wheel, rank % 3 if rank == 4 else rank, store, 2 if rank < 2 else 4, 2 if rank < 2 else rank // 4)
     if rank < 2:
         step(engine, range(2), 1)
-        thread = threading.Thread(target=engine.manager(4, 0).stage_ep_size)
+        thread = threading.Thread(target=staged, args=(engine.manager(4, 0), engine.buffer.get_comm_stream()))
         thread.start()
         for seed in range(2, 30):
             step(engine, range(2), seed)
@@ -179,9 +136,8 @@ class Sglang(Engine):
 
     def __init__(self, wheel, rank, store):
         sys.modules["msgspec"] = types.SimpleNamespace(Struct=type("Struct", (), {"__init_subclass__": classmethod(lambda *_, **__: None)}))
-        sys.meta_path.insert(0, wheel)
-        vars(importlib.import_module("sglang.srt.utils")).update(is_npu=lambda: False, is_hip=lambda: False, is_cuda=lambda: False)
-        *_, utils, _, elastic, nixl = wheel.imported()
+        case_nixl.HIDDEN = HIDDEN
+        *_, utils, _, elastic, nixl = wheel.imported(**{"srt.utils": dict.fromkeys(("is_npu", "is_hip", "is_cuda"), lambda: False)})
         self.rank, self.store, self.state = rank, store, elastic.ElasticEPStateManager
         cohort = [dist.new_group([first, first + 1]) for first in (0, 2)][rank // 2]
         parallel = types.SimpleNamespace(max_world_size=MOST_RANKS, max_ep_size=MOST_RANKS, ep_join_rank_offset=rank // 2 * 2, tp_size=2,
@@ -236,7 +192,8 @@ class Flashinfer(Engine):
         from flashinfer import moe_ep
         from flashinfer.moe_ep.backends.split.comm.nixl_ep import fleet
         fleet._require_built, fleet._load_nixl_ep, fleet.validate_arch_for_backend = lambda _: None, lambda: nixl_ep, lambda _: None
-        without_cuda()
+        case_nixl.HIDDEN = HIDDEN
+        wheels.without_cuda()
         self.api, self.rank, self.store, self.begun = moe_ep, rank, store, time.monotonic()
         params = moe_ep.FleetParams(num_experts=LOCAL * MOST_RANKS, max_tokens_per_rank=M, token_hidden_size=HIDDEN)
         knobs = (moe_ep.FleetAlgoKnobTopologyCapacity(MOST_RANKS), moe_ep.FleetAlgoKnobFaultTolerance(timeout_ms=20000), *knobs)
@@ -301,19 +258,18 @@ def flashinfer(rank, size, victim):
 
 
 def test_flashinfer():
-    sys.path.insert(0, str(fetched("flashinfer", "0.7.4", "install", "--no-compile", "--upgrade", "--target", "{}", "-r",
-                                   str(REQUIREMENTS))))
+    wheels.flashinfer()
     for victim in ("dispatch", "combine"):
         run(5, flashinfer, victim, expect=(0, 0, 0, -signal.SIGKILL, 0))
 
 
 def test_vllm():
-    wheel = Wheel("vllm", "0.33.0", VLLM)
+    wheel = wheels.Wheel("vllm", VLLM)
     for victim in ("dispatch", "combine"):
         run(5, vllm, wheel, victim, expect=(0, -signal.SIGKILL, 0, 0, 0))
 
 
 def test_sglang():
-    wheel = Wheel("sglang", "0.5.23", SGLANG)
+    wheel = wheels.Wheel("sglang", SGLANG)
     for victim in ("dispatch", "combine"):
         run(4, sglang, wheel, victim, expect=(0, 0, -signal.SIGKILL, 0))
