@@ -27,8 +27,6 @@
 #define LEAVE_GRACE_MS 5000 /* processes that are stuck in the kernel are left to init */
 #define PARENT_DIED SIGRTMAX
 
-extern char **environ;
-
 enum { IN, OUT, ERR, N_PIPES };
 
 void process_close_fd(int *fd)
@@ -330,17 +328,15 @@ pid_t process_wait(pid_t pid, int options, int *ret_status)
 pid_t process_parent(pid_t pid, char *ret_state)
 {
     char path[64], text[512];
-    ssize_t n = 0;
     int fd, parent = 0;
+    ssize_t n;
     const char *end;
 
     *ret_state = 'X';
     snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
     fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd >= 0) {
-        n = read(fd, text, sizeof(text) - 1);
-        close(fd);
-    }
+    n = read(fd, text, sizeof(text) - 1);
+    process_close_fd(&fd);
     text[n > 0 ? n : 0] = '\0';
     /* After the name, which may contain any character. */
     end = strrchr(text, ')');

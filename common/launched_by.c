@@ -97,19 +97,18 @@ static bool is_launched_by(size_t launcher)
 
 static bool counts(size_t launcher)
 {
+    read_variables();
     return is_launched_by(launcher) &&
            !(launchers[launcher].is_batch && ANY_OF(i, N_LAUNCHERS, !launchers[i].is_batch && is_launched_by(i)));
 }
 
 bool ranks_env_is_launched(void)
 {
-    read_variables();
     return ANY_OF(i, N_LAUNCHERS, counts(i));
 }
 
 bool ranks_env_is_mpirun(void)
 {
-    read_variables();
     return ANY_OF(i, N_LAUNCHERS, !launchers[i].is_batch && counts(i));
 }
 
@@ -117,7 +116,6 @@ bool ranks_env_is_follower(void)
 {
     struct variable rank = read_variable("RANK");
 
-    read_variables();
     for (size_t i = 0; i < N_LAUNCHERS; i++)
         if (counts(i))
             return cache.ranks[i].number > 0;
@@ -208,7 +206,6 @@ bool ranks_env_read(struct ranks_env *ret_env, char *ret_why, size_t bytes)
     const char *rank_from = NULL, *size_from = NULL;
     struct ranks_env env = {0};
 
-    read_variables();
     for (size_t i = 0; i < N_LAUNCHERS; i++)
         if (counts(i) && !(take_number(launchers[i].size, &cache.sizes[i], &size_from, &env.size, ret_why, bytes) &&
                            take_number(launchers[i].rank, &cache.ranks[i], &rank_from, &env.rank, ret_why, bytes)))

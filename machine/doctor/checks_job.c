@@ -108,13 +108,10 @@ static const char *const start_files[] = {"/etc/profile",        "/etc/bash.bash
 /* The number of lines that evaluate it. */
 static json_t *read_start_file(struct source_text file)
 {
-    const char *end = file.text + file.bytes;
     int n_lines = 0;
 
-    for (size_t n; file.text < end; file.text += n + 1) {
-        n = strcspn(file.text, "\n");
-        n_lines += shell_evaluates_environ(file.text, n);
-    }
+    FOR_LINES (line, file)
+        n_lines += shell_evaluates_environ(line.text, line.n);
     return json_integer(n_lines);
 }
 

@@ -52,8 +52,9 @@ static json_t *text_of(const char *text, size_t n)
 
 /* A line with an error that begins at `at`. */
 struct error_line {
-    const char *line, *at, *address;
-    size_t n, n_address; /* of the line; of the address in it */
+    struct piece line;
+    const char *at, *address;
+    size_t n_address;
     int number, recovery;
 };
 
@@ -78,10 +79,12 @@ static bool parse_error(const char *at, struct error_line *error)
 
 static json_t *error_fact(const struct error_line *error)
 {
+    struct piece line = error->line;
+
     return json_pack("{s:i, s:i, s:o, s:o, s:o, s:i}", "number", error->number, "n", 1, "device",
                      text_of(error->address, error->n_address), "time",
-                     text_of(error->line, time_bytes(error->line, (size_t)(error->at - error->line))), "line",
-                     text_of(error->at, error->n - (size_t)(error->at - error->line)), "recovery", error->recovery);
+                     text_of(line.text, time_bytes(line.text, (size_t)(error->at - line.text))), "line",
+                     text_of(error->at, line.n - (size_t)(error->at - line.text)), "recovery", error->recovery);
 }
 
 /* Counts an Xid by GPU and number; one that reports a recovery removes the earlier ones of that GPU. */
@@ -111,26 +114,22 @@ static void record_xid(json_t *errors, const struct error_line *error)
 static json_t *read_xids(struct source_text file)
 {
     json_t *errors = json_array(), *value = json_pack("{s:o, s:s, s:i}", "errors", errors, "start", "", "n_lines", 0);
-    const char *end = file.text + file.bytes;
     int n_lines = 0;
 
-    for (size_t n; file.text < end; file.text += n + 1) {
-        struct error_line error = {.line = file.text};
-        const char *start, *to;
+    FOR_LINES (line, file) {
+        struct error_line error = {.line = line, .at = piece_find(line, XID)};
+        const char *start = piece_find(line, START), *to;
 
-        n = strcspn(file.text, "\n");
-        error.n = n;
-        start = memmem(file.text, n, START, strlen(START));
-        error.at = memmem(file.text, n, XID, strlen(XID));
         if (start) {
             json_array_clear(errors);
-            json_object_set_new(value, "start", text_of(file.text, time_bytes(file.text, (size_t)(start - file.text))));
+            json_object_set_new(value, "start", text_of(line.text, time_bytes(line.text, (size_t)(start - line.text))));
         }
         n_lines += error.at != NULL;
         if (!error.at || !parse_error(error.at + strlen(XID), &error) || error.number > 9999 ||
             xid_find(error.number)->action == XID_OF_PROGRAM)
             continue;
-        to = error.number == XID_RECOVERY ? memmem(error.at, n - (size_t)(error.at - file.text), " to 0x", 6) : NULL;
+        line = (struct piece){error.at, line.n - (size_t)(error.at - line.text)};
+        to = error.number == XID_RECOVERY ? piece_find(line, " to 0x") : NULL;
         error.recovery = to ? (int)strtol(to + 6, NULL, 16) : KERNEL_RECOVERY_UNKNOWN;
         record_xid(errors, &error);
     }
@@ -154,26 +153,21 @@ static const struct init_cause init_causes[] = {
 static json_t *read_inits(struct source_text file)
 {
     json_t *devices = json_array(), *value = json_pack("{s:o, s:i}", "devices", devices, "cause", 0);
-    const char *end = file.text + file.bytes;
 
-    for (size_t n; file.text < end; file.text += n + 1) {
-        const char *failed, *gpu;
+    FOR_LINES (line, file) {
+        const char *failed = piece_find(line, INIT_FAILED), *gpu = piece_find(line, NVRM_GPU);
         int cause = 1;
 
-        n = strcspn(file.text, "\n");
-        failed = memmem(file.text, n, INIT_FAILED, strlen(INIT_FAILED));
-        gpu = memmem(file.text, n, NVRM_GPU, strlen(NVRM_GPU));
-        while (cause < (int)COUNT(init_causes) &&
-               !memmem(file.text, n, init_causes[cause].line, strlen(init_causes[cause].line)))
+        while (cause < (int)COUNT(init_causes) && !piece_find(line, init_causes[cause].line))
             cause++;
-        if (memmem(file.text, n, START, strlen(START))) {
+        if (piece_find(line, START)) {
             json_array_clear(devices);
             json_object_set_new(value, "cause", json_integer(0));
         } else if (failed && gpu && failed > gpu && json_array_size(devices) < INITS_MAX) {
             gpu += strlen(NVRM_GPU);
             json_array_append_new(devices, text_of(gpu, (size_t)(failed - gpu)));
         } else if (cause < (int)COUNT(init_causes) &&
-                   (cause < CAUSE_GFW || memmem(file.text, n, "fail", 4) || memmem(file.text, n, "timed out", 9))) {
+                   (cause < CAUSE_GFW || piece_find(line, "fail") || piece_find(line, "timed out"))) {
             json_object_set_new(value, "cause", json_integer(cause));
         }
     }
@@ -184,15 +178,11 @@ static json_t *read_inits(struct source_text file)
 static json_t *read_sxids(struct source_text file)
 {
     json_t *errors = json_array(), *value = json_pack("{s:o}", "errors", errors);
-    const char *end = file.text + file.bytes;
 
-    for (size_t n; file.text < end; file.text += n + 1) {
-        struct error_line error = {.line = file.text, .recovery = KERNEL_RECOVERY_UNKNOWN};
+    FOR_LINES (line, file) {
+        struct error_line error = {.line = line, .at = piece_find(line, SXID), .recovery = KERNEL_RECOVERY_UNKNOWN};
 
-        n = strcspn(file.text, "\n");
-        error.n = n;
-        error.at = memmem(file.text, n, SXID, strlen(SXID));
-        if (!error.at || !memmem(file.text, n, ", Fatal", 7) || !parse_error(error.at + strlen("SXid"), &error) ||
+        if (!error.at || !piece_find(line, ", Fatal") || !parse_error(error.at + strlen("SXid"), &error) ||
             !error.number)
             continue;
         if (json_array_size(errors) == KERNEL_LOG_KINDS)

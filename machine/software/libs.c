@@ -121,16 +121,14 @@ static void read_matching(struct conf *conf, const char *pattern)
 {
     const char *slash = strrchr(pattern, '/');
     const char *folder = libs_folder_of(conf->source, pattern);
-    struct source_names names;
 
     if (!strpbrk(pattern, "*?[")) {
         read_file(conf, pattern);
         return;
     }
-    names = source_list(conf->source, "%s", folder);
-    for (size_t i = 0; i < names.n; i++)
-        if (fnmatch(slash + 1, names.names[i], FNM_PERIOD) == 0)
-            read_file(conf, source_printf(conf->source, "%s/%s", folder, names.names[i]));
+    FOR_NAMES (name, source_list(conf->source, "%s", folder))
+        if (fnmatch(slash + 1, name, FNM_PERIOD) == 0)
+            read_file(conf, source_printf(conf->source, "%s/%s", folder, name));
 }
 
 static void read_line(struct conf *conf, const char *path, const char *line)

@@ -225,6 +225,11 @@ struct source_answer source_query(struct source *source, const char *name, json_
  */
 typedef json_t *source_reader(struct source_text file);
 
+/* Each line of a file, as a struct piece (common/text.h), also behind a NUL. */
+#define FOR_LINES(line, file)                                                                                          \
+    for (struct piece line = {(file).text, strcspn((file).text, "\n")}; line.text < (file).text + (file).bytes;        \
+         line.text += line.n + 1, line.n = line.text < (file).text + (file).bytes ? strcspn(line.text, "\n") : 0)
+
 /* A reader of facts, that only looks at `file`: what it returns, or whether the file says it. */
 #define READER(name, value)                                                                                            \
     static json_t *name(struct source_text file)                                                                       \
