@@ -96,7 +96,6 @@ void check_nodes(struct check *check)
 
 #define ACCELERATOR "cloud.google.com/gke-accelerator"
 #define DRIVER "cloud.google.com/gke-gpu-driver-version"
-#define BLOCK "cloud.google.com/gce-topology-block"
 #define METADATA "iam.gke.io/gke-metadata-server-enabled"
 
 static bool is_gpu_node(const json_t *node)
@@ -193,9 +192,9 @@ void check_site(struct check *check)
         check_driver(check, n);
     if (!strstr(get_text(check->snapshot, "version"), "-gke.") || !check_knows(check, "nodes"))
         return;
-    if (n > 1 && count_nodes(check, BLOCK, TEXTS("")) == n)
-        check_add(check, CHECK_WARNING, "dense-placement", "nobody", BLOCK, json_string("no topology"),
-                  json_string("no GPU node has the label " BLOCK
+    if (n > 1 && count_nodes(check, TOPOLOGY_BLOCK, TEXTS("")) == n)
+        check_add(check, CHECK_WARNING, "dense-placement", "nobody", TOPOLOGY_BLOCK, json_string("no topology"),
+                  json_string("no GPU node has the label " TOPOLOGY_BLOCK
                               ": the pool has no dense placement, and nodes may be far apart"),
                   json_string("make the pool from a reservation with deployment type DENSE"));
     if (without > 0 && uses_buckets(check->job))

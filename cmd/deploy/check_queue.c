@@ -8,8 +8,6 @@
 #include "common/output.h"
 #include "common/shell.h"
 
-#define REQUIRED "kueue.x-k8s.io/podset-required-topology"
-#define PREFERRED "kueue.x-k8s.io/podset-preferred-topology"
 #define UNCONSTRAINED "kueue.x-k8s.io/podset-unconstrained-topology"
 
 /* State of the flavor assignment of one pod set. */
@@ -166,7 +164,7 @@ static bool topology_fits(struct assign *assign, const json_t *flavor, const jso
                          : json_sprintf("nodes of flavor %s with all labels of the topology have room for %lld pods",
                                         get_name(flavor), all),
         all >= count ? json_sprintf("prefer the level instead of requiring it: tasSettings.topologyRequest.%s=%s",
-                                    PREFERRED, shell_quote(assign->level, word, sizeof(word)))
+                                    TOPOLOGY_PREFERRED, shell_quote(assign->level, word, sizeof(word)))
         : room > 0   ? json_sprintf("ask for at most %lld GPUs, add nodes, or wait for other jobs",
                                     room * get_pod_gpus(assign->set->spec))
                      : json_string("add nodes, or wait for other jobs"));
@@ -218,8 +216,8 @@ static void check_assignment(struct check *check, struct deploy_set *set, const 
 {
     struct assign assign = {.check = check, .set = set, .queue = queue, .before = before, .reasons = json_array()};
     const json_t *flavors = gpu_flavors(queue), *annotations = get(set->metadata, "annotations"), *entry;
-    const json_t *required = json_object_get(annotations, REQUIRED);
-    const json_t *level = required ? required : json_object_get(annotations, PREFERRED);
+    const json_t *required = json_object_get(annotations, TOPOLOGY_REQUIRED);
+    const json_t *level = required ? required : json_object_get(annotations, TOPOLOGY_PREFERRED);
     char word[SHELL_WORD_BYTES];
     size_t i;
 

@@ -54,7 +54,6 @@ static const struct opt deploy_table[] = {
 /* clang-format on */
 
 #define NAME_CHARACTERS "abcdefghijklmnopqrstuvwxyz0123456789-."
-#define BLOCK "cloud.google.com/gce-topology-block"
 
 /* The job of the quickstart, for --prerequisites alone. */
 static void set_prerequisites(struct deploy_options *options)
@@ -63,7 +62,7 @@ static void set_prerequisites(struct deploy_options *options)
         return;
     options->gpus = options->gpus ? options->gpus : 16;
     options->queue = options->queue ? options->queue : "a4";
-    options->topology = options->topology ? options->topology : BLOCK;
+    options->topology = options->topology ? options->topology : TOPOLOGY_BLOCK;
 }
 
 static int check_options(const struct cmd *cmd, const struct cmd_call *call, const struct deploy_options *options)

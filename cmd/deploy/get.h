@@ -8,6 +8,9 @@
 #include <string.h>
 
 #define GPU_RESOURCE "nvidia.com/gpu"
+#define TOPOLOGY_BLOCK "cloud.google.com/gce-topology-block" /* label of a node */
+#define TOPOLOGY_REQUIRED "kueue.x-k8s.io/podset-required-topology"
+#define TOPOLOGY_PREFERRED "kueue.x-k8s.io/podset-preferred-topology"
 #define GPUS_MAX 1000000000LL
 
 /* The value at a path of keys separated by '/', or NULL; the object itself for "". */

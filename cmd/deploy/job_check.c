@@ -165,7 +165,6 @@ static bool add_answer(struct check *check, const json_t *dry_run, const char *a
     return true;
 }
 
-/* requirements on GKE, missing features that affect performance */
 static void check_answers(struct check *check)
 {
     json_t *dry_runs = deploy_dry_runs(check->job), *dry_run;

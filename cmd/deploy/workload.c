@@ -219,8 +219,7 @@ json_t *deploy_job_make(const char *space, const char *queue, long long gpus, co
                                          "gcsfuse.csi.storage.gke.io", "volumeAttributes", "bucketName", "bucket")
                              : NULL;
     json_int_t nodes = gpus > 8 ? gpus / 8 : 1, each = gpus < 8 ? gpus : 8;
-    const char *level =
-        required ? "kueue.x-k8s.io/podset-required-topology" : "kueue.x-k8s.io/podset-preferred-topology";
+    const char *level = required ? TOPOLOGY_REQUIRED : TOPOLOGY_PREFERRED;
 
     return json_pack("[o]",
                      json_pack(chart, "apiVersion", "jobset.x-k8s.io/v1alpha2", "kind", "JobSet", "metadata", "name",

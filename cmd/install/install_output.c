@@ -10,13 +10,6 @@
 
 /* --- rows --- */
 
-static const char *reboot_name(enum step_reboot reboot)
-{
-    static const char *const names[] = {"never", "if-needed", "after"};
-
-    return names[reboot];
-}
-
 static json_t *step_row(const struct install *install, size_t index)
 {
     const struct recipe_step *step = &install->recipe->steps[index];
@@ -25,7 +18,7 @@ static json_t *step_row(const struct install *install, size_t index)
     json_t *row = json_pack("{s:s,s:s,s:s,s:s,s:s,s:s,s:i,s:i,s:s,s:i}", "id", step->id, "type", step->type->name,
                             "title", step->title, "why", step->why, "state", install_state_name(state->now), "text",
                             state->text, "budget_s", step->budget_s, "deadline_s", step->deadline_s, "reboot",
-                            reboot_name(step->reboot), "attempts", journal_attempts(&install->journal, step->id));
+                            step_reboots[step->reboot], "attempts", journal_attempts(&install->journal, step->id));
     json_t *needs = json_array();
     char digest[24];
 

@@ -169,33 +169,29 @@ static bool is_named(const json_t *line, const char *key, const char *value)
     return text && strcmp(text, value) == 0;
 }
 
-int journal_count(const struct journal *journal, const char *event, const char *step)
+/* Events since the last of `ends`. */
+static int count(const struct journal *journal, const char *event, const char *step, const char *const *ends)
 {
     int n = 0;
 
     for (size_t i = json_array_size(journal->events); i-- > 0;) {
         const json_t *line = json_array_get(journal->events, i);
 
-        if (is_named(line, "event", "finished") || is_named(line, "event", "uninstalled") ||
-            is_named(line, "event", "again"))
+        if (text_is_any(json_string_value(json_object_get(line, "event")), ends))
             break;
         n += is_named(line, "event", event) && (!step || is_named(line, "step", step));
     }
     return n;
 }
 
+int journal_count(const struct journal *journal, const char *event, const char *step)
+{
+    return count(journal, event, step, TEXTS("finished", "uninstalled", "again"));
+}
+
 int journal_attempts(const struct journal *journal, const char *step)
 {
-    int n = 0;
-
-    for (size_t i = json_array_size(journal->events); i-- > 0;) {
-        const json_t *line = json_array_get(journal->events, i);
-
-        if (is_named(line, "event", "uninstalled"))
-            break;
-        n += is_named(line, "event", "start") && is_named(line, "step", step);
-    }
-    return n;
+    return count(journal, "start", step, TEXTS("uninstalled"));
 }
 
 const json_t *journal_last(const struct journal *journal, const char *event, const char *step)

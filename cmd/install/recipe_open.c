@@ -325,7 +325,6 @@ enum install_result install_open(const struct recipe *recipe, const struct insta
     return INSTALL_FINE;
 }
 
-/* Does the recipe have a state: was it applied, and not uninstalled since? */
 bool install_is_known(const struct install *install)
 {
     return dir_has(install->state_fd, "recipe.yaml") || dir_has(install->state_fd, "before");

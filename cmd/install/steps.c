@@ -287,18 +287,19 @@ static ep_status read_type(const struct recipe *recipe, const struct yaml_node *
     return recipe_check_keys(recipe, map, "a step of this type", allowed);
 }
 
+const char *const step_reboots[] = {
+    [REBOOT_NEVER] = "never", [REBOOT_IF_NEEDED] = "if-needed", [REBOOT_AFTER] = "after", NULL};
+
 static ep_status read_reboot(const struct recipe *recipe, const struct yaml_node *map, struct recipe_step *step)
 {
-    static const char *const names[] = {
-        [REBOOT_NEVER] = "never", [REBOOT_IF_NEEDED] = "if-needed", [REBOOT_AFTER] = "after"};
     const char *text;
     int line;
     size_t i = 0;
 
     EP_TRY(recipe_scalar(recipe, map, "reboot", false, &text, &line));
-    while (text && i < COUNT(names) && strcmp(names[i], text) != 0)
+    while (text && step_reboots[i] && strcmp(step_reboots[i], text) != 0)
         i++;
-    if (i == COUNT(names))
+    if (!step_reboots[i])
         return recipe_refuse(recipe, line, "'reboot' must be never, if-needed or after");
     step->reboot = (enum step_reboot)i;
     if (step->reboot != REBOOT_NEVER && recipe->max_reboots == 0)

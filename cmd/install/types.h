@@ -74,6 +74,7 @@ struct step_type {
 extern const struct step_type type_apt, type_deb, type_file, type_modprobe, type_module, type_pip, type_build,
     type_copyset, type_command;
 extern const struct step_type *const step_types[]; /* ends with NULL */
+extern const char *const step_reboots[];           /* names of enum step_reboot; ends with NULL */
 
 /* --- for the types --- */
 

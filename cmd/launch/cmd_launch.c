@@ -446,9 +446,7 @@ static void fill(const struct cmd *cmd, const struct cmd_call *call, const struc
     options->remote_epkit = args->remote_epkit;
     options->by_srun = strcmp(connects[args->connect], "srun") == 0;
     options->connect_s = args->connect_timeout;
-    options->wait_s = cmd_given(cmd, call, "wait") ? args->wait : is_pods ? POD_WAIT_S : 0;
     options->has_followers = is_pods;
-    options->deadline_s = cmd_given(cmd, call, "timeout") ? args->timeout : canned ? canned->deadline_s : 0;
     options->silent_s = args->silent;
     options->grace_s = args->grace;
     options->gpus_per_node = (int)args->gpus;
@@ -464,7 +462,7 @@ static void fill(const struct cmd *cmd, const struct cmd_call *call, const struc
 /* --- running it --- */
 
 static int run(const struct cmd *cmd, const struct cmd_call *call, const struct canned_job *canned,
-               struct launch_options *options)
+               struct launch_options *options, bool *ret_interrupted)
 {
     const struct launch_args *args = call->options;
     struct parser *parser = canned && canned->is_measured ? parser_new() : NULL;
@@ -486,6 +484,7 @@ static int run(const struct cmd *cmd, const struct cmd_call *call, const struct 
         progress_stop();
         code = show_result(cmd, options, &result, parser, args->json);
     }
+    *ret_interrupted = result.interrupted != 0;
     launch_result_done(&result);
     parser_free(parser);
     return code;
@@ -509,46 +508,52 @@ static int exit_code_of(int code, bool is_interrupted)
     exit(out_finish() == CMD_FINE ? code : CMD_FAILED);
 }
 
+/* Everything before the run but its folder. */
+static int prepare(const struct cmd *cmd, const struct cmd_call *call, const struct canned_job *canned, bool is_pods,
+                   struct launch_options *options)
+{
+    const struct launch_args *args = call->options;
+    const struct launch_environment environment = {
+        .env = &args->env, .source = &args->source, .preload = args->preload, .debug = args->debug};
+
+    make_location(args, options);
+    CMD_TRY(make_job(cmd, call, canned, options->hosts.n, &options->job));
+    CMD_TRY(launch_environment(cmd, &environment, is_pods, options->job.spec));
+    if (canned && canned->by_rank && options->job.by_rank && options->job.starter == LAUNCH_SSH)
+        CMD_TRY(launch_add_secret(cmd, json_object_get(options->job.spec, "env")));
+    CMD_TRY(check_hosts(cmd, canned, options));
+    CMD_TRY(check_ports(cmd, call, is_pods));
+    fill(cmd, call, canned, is_pods, options);
+    return CMD_FINE;
+}
+
 static int cmd_launch(const struct cmd *cmd, const struct cmd_call *call)
 {
     const struct launch_args *args = call->options;
     const struct canned_job *canned = call->n_args && !args->workload ? canned_job_find(call->args[0]) : NULL;
-    const struct launch_environment environment = {
-        .env = &args->env, .source = &args->source, .preload = args->preload, .debug = args->debug};
     struct launch_options options = {.grace_s = 5};
     struct hosts_source source;
+    bool is_interrupted = false;
     char *folder = NULL;
     int code = check_usage(cmd, call, canned);
 
     if (code == CMD_FINE)
         code = find_hosts(cmd, args, &options.hosts, &source);
-    if (code == CMD_FINE && source.index > 0) {
-        int64_t deadline_s = cmd_given(cmd, call, "timeout") ? args->timeout : canned ? canned->deadline_s : 0;
-
-        code = follow_leader(&source, options.hosts.list[0].word,
-                             cmd_given(cmd, call, "wait") ? args->wait : POD_WAIT_S, deadline_s);
-        hosts_done(&options.hosts);
-        return exit_code_of(code, false);
-    }
-    make_location(args, &options);
-    if (code == CMD_FINE)
-        code = make_job(cmd, call, canned, options.hosts.n, &options.job);
-    if (code == CMD_FINE)
-        code = launch_environment(cmd, &environment, source.is_pods, options.job.spec);
-    if (code == CMD_FINE && canned && canned->by_rank && options.job.by_rank && options.job.starter == LAUNCH_SSH)
-        code = launch_add_secret(cmd, json_object_get(options.job.spec, "env"));
-    if (code == CMD_FINE)
-        code = check_hosts(cmd, canned, &options);
-    if (code == CMD_FINE)
-        code = check_ports(cmd, call, source.is_pods);
     if (code == CMD_FINE) {
-        fill(cmd, call, canned, source.is_pods, &options);
-        if (!args->no_logs && !args->out && !(folder = make_folder(cmd, options.job.name)))
-            code = CMD_FAILED;
+        options.wait_s = cmd_given(cmd, call, "wait") ? args->wait : source.is_pods ? POD_WAIT_S : 0;
+        options.deadline_s = cmd_given(cmd, call, "timeout") ? args->timeout : canned ? canned->deadline_s : 0;
+        if (source.index > 0) {
+            code = follow_leader(&source, options.hosts.list[0].word, options.wait_s, options.deadline_s);
+            hosts_done(&options.hosts);
+            return exit_code_of(code, false);
+        }
+        code = prepare(cmd, call, canned, source.is_pods, &options);
+    }
+    if (code == CMD_FINE && !args->no_logs && !args->out && !(folder = make_folder(cmd, options.job.name)))
+        code = CMD_FAILED;
+    if (code == CMD_FINE) {
         options.folder = args->no_logs ? NULL : args->out ? args->out : folder;
-    }
-    if (code == CMD_FINE) {
-        code = run(cmd, call, canned, &options);
+        code = run(cmd, call, canned, &options, &is_interrupted);
         if (code == 127 && !canned && !args->workload)
             hint_job(call->args[0]);
         if (folder)
@@ -560,7 +565,7 @@ static int cmd_launch(const struct cmd *cmd, const struct cmd_call *call)
     json_decref(options.location);
     json_decref(options.kept);
     hosts_done(&options.hosts);
-    return exit_code_of(code, show_was_interrupted());
+    return exit_code_of(code, is_interrupted);
 }
 
 const struct cmd command_launch = {

@@ -58,9 +58,6 @@ void launch_feed(void *parser, const char *prefix, const char *text, size_t byte
 int show_result(const struct cmd *cmd, const struct launch_options *options, const struct launch_result *result,
                 struct parser *parser, bool json);
 
-/* Was the last run interrupted by a signal to epkit? */
-bool show_was_interrupted(void);
-
 /*
  * Runs an instance of the command other than the first one (hosts_source.index). A pod waits for the launch and ends
  * with its exit code: for at most wait_s until it begins, and deadline_s (0: no limit) until it is over. A task of srun

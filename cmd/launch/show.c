@@ -10,8 +10,6 @@
 
 #define TOLERANCE 15 /* percent, as of epkit parse */
 
-static bool was_interrupted;
-
 void launch_feed(void *parser, const char *prefix, const char *text, size_t bytes)
 {
     parser_feed(parser, prefix, strlen(prefix));
@@ -70,11 +68,6 @@ static json_t *parse_output(const struct cmd *cmd, const char *folder, struct pa
     return whole;
 }
 
-bool show_was_interrupted(void)
-{
-    return was_interrupted;
-}
-
 static void print_failures(const json_t *hosts)
 {
     static const struct out_column columns[] = {
@@ -126,8 +119,7 @@ int show_result(const struct cmd *cmd, const struct launch_options *options, con
     json_t *parsed = NULL;
     int code = result->code, parsed_code = CMD_FINE;
 
-    was_interrupted = result->interrupted != 0;
-    if (was_interrupted)
+    if (result->interrupted)
         return code;
     if (parser && result->is_connected)
         parsed = parse_output(cmd, options->folder, parser, result, &parsed_code);
