@@ -55,7 +55,9 @@ static void add_forms(const json_t *program, const json_t *rows, enum role role)
     json_array_foreach (rows, i, row) {
         struct program_form *form;
 
-        forms = memory_grow(forms, (n_forms + 1) * sizeof(*forms));
+        /* Twice as many at each power of two: one at a time copies 100 MB where realloc() always moves. */
+        if ((n_forms & (n_forms - 1)) == 0)
+            forms = memory_grow(forms, (n_forms ? 2 * n_forms : 1) * sizeof(*forms));
         form = &forms[n_forms++];
         *form = (struct program_form){.role = role, .program = program, .title = json_text(program, "title")};
         form->form = role == LINE ? json_text(row, "form") : json_string_value(row);

@@ -19,7 +19,7 @@
 /* The lines found so far. Beyond SOURCE_LOG_MAX the oldest are dropped. */
 struct found {
     char *text;
-    size_t used;
+    size_t used, room;
 };
 
 static void add_line(struct found *found, const char *line, size_t bytes)
@@ -33,6 +33,8 @@ static void add_line(struct found *found, const char *line, size_t bytes)
         found->used -= (size_t)(rest + 1 - found->text);
         memmove(found->text, rest + 1, found->used);
     }
+    if (found->used + bytes + 1 > found->room)
+        found->text = memory_grow(found->text, found->room = 2 * (found->used + bytes + 1));
     memcpy(found->text + found->used, line, bytes);
     found->used += bytes;
     found->text[found->used++] = '\n';
@@ -140,7 +142,7 @@ static int open_kmsg(struct source *source, const char *path, json_t **ret_failu
 
 json_t *cache_log(struct source *source, const char *path, const char *needle)
 {
-    struct found found = {.text = memory_new(1, SOURCE_LOG_MAX)};
+    struct found found = {0};
     json_t *failure = NULL, *entry;
     int64_t bytes;
     int fd;
@@ -156,7 +158,7 @@ json_t *cache_log(struct source *source, const char *path, const char *needle)
     }
     dir_close(fd);
     live_done(source);
-    entry = failure ? failure : json_stringn_nocheck(found.text, found.used);
+    entry = failure ? failure : json_stringn_nocheck(found.used ? found.text : "", found.used);
     free(found.text);
     return entry;
 }

@@ -165,8 +165,8 @@ ssize_t live_text(int fd, size_t most, char **ret_text)
     ssize_t n = 1;
     char *text;
 
-    /* The size, which is wrong for files of /proc and /sys, only saves reallocations of large files. */
-    if (fstat(fd, &info) == 0 && info.st_size >= (off_t)room)
+    /* The size, which is 0 for files of /proc, and for those of /sys more than they have, only saves memory. */
+    if (fstat(fd, &info) == 0 && info.st_size > 0)
         room = (size_t)info.st_size < most ? (size_t)info.st_size + 1 : most;
     text = memory_grow(NULL, room);
     while (n > 0 && used < most) {
