@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Plan in the rank layout: a thread checks the experts of one token and finds the ranks that it goes to. Rows are
- * numbered within the block by ballots. The rows of the blocks before are known when all have counted; a second kernel
- * adds them.
+ * numbered within the block by ballots. The block that counts last exchanges the counts with the other ranks. If there
+ * are several, a second kernel adds the rows of the blocks before each.
  *
  * The layout of a routing is counted by a thread for each token, too.
  */
+#include "backend/cuda/exchange.cuh"
 #include "backend/cuda/lowlatency.h"
-#include "backend/cuda/update.cuh"
 
-#define WARPS (CUDA_COUNT_TOKENS / WARP)
+#define BLOCK 1024 /* tokens of a block: few batches of tokens need a second one */
+#define WARPS (BLOCK / WARP)
+#define GROUP_WARPS (CUDA_COUNT_TOKENS / WARP)
 
 namespace
 {
@@ -48,11 +50,15 @@ __device__ uint32_t ranks_of_mask(const cuda_count &c, int token)
     return ranks & ~c.absent;
 }
 
-/* Writes the entries of this thread's token in rank order, numbered within the block, and the block's rows per rank. */
-__device__ void number_rows(const cuda_count &c, int token, uint32_t ranks)
+/*
+ * Writes the entries of this thread's token in rank order, numbered within the block, and the rows per rank of each
+ * CUDA_COUNT_TOKENS tokens.
+ */
+__device__ void number_rows(const cuda_update &u, int token, uint32_t ranks)
 {
     __shared__ int32_t rows[WARPS][CUDA_MAX_RANKS];
-    int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP, n = 0;
+    const cuda_count &c = u.count;
+    int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP, n = 0, group = token / CUDA_COUNT_TOKENS;
 
     for (int rank = 0; rank < c.nranks; rank++) {
         uint32_t votes = __ballot_sync(ALL_LANES, ranks >> rank & 1);
@@ -73,88 +79,92 @@ __device__ void number_rows(const cuda_count &c, int token, uint32_t ranks)
     }
     if (token < c.n_tokens)
         c.count[token] = n;
-    if ((int)threadIdx.x < c.nranks) {
+    if (warp % GROUP_WARPS == 0 && lane < c.nranks && group < u.blocks) {
         int total = 0;
 
-        for (int w = 0; w < WARPS; w++)
-            total += rows[w][threadIdx.x];
-        c.block_rows[blockIdx.x * c.nranks + threadIdx.x] = total;
+        for (int w = warp; w < warp + GROUP_WARPS; w++)
+            total += rows[w][lane];
+        c.block_rows[group * c.nranks + lane] = total;
     }
 }
 
-/* By the block that finishes last: writes the totals and resets the scratch memory. */
-__device__ void write_totals(const cuda_count &c)
+/* Makes the rows of each CUDA_COUNT_TOKENS tokens of a rank those before them; returns their sum. By a warp. */
+__device__ int sum_groups(const cuda_update &u, int rank)
 {
-    int i = (int)threadIdx.x, n_local = c.n_experts / c.nranks;
+    int lane = (int)threadIdx.x % WARP, total = 0;
 
-    __threadfence();
-    if (i < c.nranks) {
-        int total = 0;
+    for (int first = 0; first < u.blocks; first += WARP) {
+        int group = first + lane;
+        int32_t *rows = &u.count.block_rows[group * u.count.nranks + rank];
+        int n = group < u.blocks ? __ldcg(rows) : 0, sum = n;
 
-        for (unsigned block = 0; block < gridDim.x; block++) {
-            int32_t *rows = &c.block_rows[block * c.nranks + i];
-            int n = __ldcg(rows);
+        for (int i = 1; i < WARP; i *= 2) {
+            int other = __shfl_up_sync(ALL_LANES, sum, i);
 
-            *rows = total;
-            total += n;
+            sum += lane >= i ? other : 0;
         }
-        c.totals[i] = total;
-        if (c.mask_experts && !is_absent(c.absent, i) &&
-            !counts_are_possible(c.mask_experts + i * n_local, n_local, total, c.distinct))
+        if (group < u.blocks)
+            *rows = total + sum - n;
+        total += __shfl_sync(ALL_LANES, sum, WARP - 1);
+    }
+    return total;
+}
+
+/* By the block that finishes last: writes the totals and resets the scratch memory. */
+__device__ void write_totals(const cuda_update &u)
+{
+    const cuda_count &c = u.count;
+    int rank = (int)threadIdx.x / WARP, n_local = c.n_experts / c.nranks;
+
+    if (rank < c.nranks) {
+        int total = sum_groups(u, rank);
+
+        if (threadIdx.x % WARP == 0)
+            c.totals[rank] = total;
+        if (threadIdx.x % WARP == 0 && c.mask_experts && !is_absent(c.absent, rank) &&
+            !counts_are_possible(c.mask_experts + rank * n_local, n_local, total, c.distinct))
             note_found(c, true, 0);
     }
-    for (int expert = i; expert < c.n_experts; expert += CUDA_COUNT_TOKENS) {
+    for (int expert = (int)threadIdx.x; expert < c.n_experts; expert += BLOCK) {
         const int32_t *counts = c.mask_experts ? c.mask_experts : c.per_expert;
 
         c.totals[c.nranks + expert] = is_absent(c.absent, expert / n_local) ? 0 : __ldcg(&counts[expert]);
         c.per_expert[expert] = 0;
     }
     __syncthreads();
-    if (i)
+    move_found(c);
+}
+
+__global__ void __launch_bounds__(BLOCK, 1) count_kernel(const __grid_constant__ cuda_update u)
+{
+    await_stream();
+    __shared__ exchange x;
+    const cuda_count &c = u.count;
+    int token = (int)(blockIdx.x * BLOCK + threadIdx.x);
+
+    for (int expert = (int)threadIdx.x; expert < c.n_experts; expert += BLOCK)
+        x.total[expert] = 0;
+    __syncthreads();
+    number_rows(u, token, token >= c.n_tokens ? 0 : c.mask ? ranks_of_mask(c, token) : count_token(c, token, x.total));
+    __syncthreads();
+    for (int expert = (int)threadIdx.x; expert < c.n_experts; expert += BLOCK)
+        if (x.total[expert])
+            atomicAdd(&c.per_expert[expert], x.total[expert]);
+    if (!is_last_block(c.blocks_done))
         return;
-    for (int word = 0; word < CUDA_FOUND_WORDS; word++) {
-        c.ret_found[word] = __ldcg(c.found + word);
-        c.found[word] = 0;
-    }
-    *c.blocks_done = 0;
+    write_totals(u);
+    exchange_counts(u, x);
 }
 
-__global__ void __launch_bounds__(CUDA_COUNT_TOKENS) count_kernel(const __grid_constant__ cuda_count c)
+__global__ void __launch_bounds__(BLOCK) add_blocks_kernel(const __grid_constant__ cuda_count c)
 {
     await_stream();
-    __shared__ int32_t per_expert[EP_MAX_EXPERTS];
-    __shared__ bool last;
-    int token = (int)(blockIdx.x * CUDA_COUNT_TOKENS + threadIdx.x);
-
-    for (int expert = (int)threadIdx.x; expert < c.n_experts; expert += CUDA_COUNT_TOKENS)
-        per_expert[expert] = 0;
-    __syncthreads();
-    number_rows(c, token,
-                token >= c.n_tokens ? 0
-                : c.mask            ? ranks_of_mask(c, token)
-                                    : count_token(c, token, per_expert));
-    __syncthreads();
-    for (int expert = (int)threadIdx.x; expert < c.n_experts; expert += CUDA_COUNT_TOKENS)
-        if (per_expert[expert])
-            atomicAdd(&c.per_expert[expert], per_expert[expert]);
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0)
-        last = atomicAdd(c.blocks_done, 1u) == gridDim.x - 1;
-    __syncthreads();
-    if (last)
-        write_totals(c);
-}
-
-__global__ void __launch_bounds__(CUDA_COUNT_TOKENS) add_blocks_kernel(const __grid_constant__ cuda_count c)
-{
-    await_stream();
-    int token = (int)(blockIdx.x * CUDA_COUNT_TOKENS + threadIdx.x);
+    int token = (int)((blockIdx.x + 1) * BLOCK + threadIdx.x);
 
     for (int i = 0; token < c.n_tokens && i < c.count[token]; i++) {
         cuda_entry *entry = &c.entry[(size_t)token * c.width + i];
 
-        entry->row += c.block_rows[blockIdx.x * c.nranks + entry->local];
+        entry->row += c.block_rows[token / BLOCK * (BLOCK / CUDA_COUNT_TOKENS) * c.nranks + entry->local];
     }
 }
 
@@ -285,7 +295,6 @@ __global__ void __launch_bounds__(CUDA_COUNT_TOKENS) layout_kernel(const __grid_
 {
     await_stream();
     __shared__ sums sum;
-    __shared__ bool last;
     int i = (int)threadIdx.x, token = (int)(blockIdx.x * CUDA_COUNT_TOKENS + threadIdx.x);
 
     for (int expert = i; expert < l.n_experts; expert += CUDA_COUNT_TOKENS)
@@ -303,19 +312,11 @@ __global__ void __launch_bounds__(CUDA_COUNT_TOKENS) layout_kernel(const __grid_
     add_counts(l.scratch + CUDA_SCRATCH_NODES, sum.per_node, l.nranks / l.ranks_per_node);
     if (sum.bad)
         refuse_routing(l.waits);
-    __threadfence();
-    __syncthreads();
-    if (i == 0)
-        last = atomicAdd((uint32_t *)l.scratch + CUDA_SCRATCH_BLOCKS_DONE, 1u) == gridDim.x - 1;
-    __syncthreads();
-    if (!last)
+    if (!is_last_block((uint32_t *)l.scratch + CUDA_SCRATCH_BLOCKS_DONE))
         return;
-    __threadfence();
     move_counts(l.per_expert, l.scratch + CUDA_SCRATCH_EXPERTS, l.n_experts);
     move_counts(l.per_rank, l.scratch + CUDA_SCRATCH_RANKS, l.nranks);
     move_counts(l.per_node, l.scratch + CUDA_SCRATCH_NODES, l.nranks / l.ranks_per_node);
-    if (i == 0)
-        l.scratch[CUDA_SCRATCH_BLOCKS_DONE] = 0;
 }
 
 } /* namespace */
@@ -327,14 +328,14 @@ cudaError_t cuda_launch_order(const struct cuda_order *order, cudaStream_t strea
     return blocks ? launch(order_kernel, blocks, CUDA_COUNT_TOKENS, 0, stream, *order) : cudaSuccess;
 }
 
-cudaError_t cuda_launch_count(const struct cuda_count *count, cudaStream_t stream)
+cudaError_t cuda_launch_count(const struct cuda_update *update, cudaStream_t stream)
 {
-    unsigned blocks = (unsigned)(count->n_tokens + CUDA_COUNT_TOKENS - 1) / CUDA_COUNT_TOKENS;
-    cudaError_t error = launch(count_kernel, blocks ? blocks : 1, CUDA_COUNT_TOKENS, 0, stream, *count);
+    unsigned blocks = (unsigned)(update->count.n_tokens + BLOCK - 1) / BLOCK;
+    cudaError_t error = launch(count_kernel, blocks ? blocks : 1, BLOCK, 0, stream, *update);
 
     if (error != cudaSuccess || blocks < 2)
         return error;
-    return launch(add_blocks_kernel, blocks, CUDA_COUNT_TOKENS, 0, stream, *count);
+    return launch(add_blocks_kernel, blocks - 1, BLOCK, 0, stream, update->count);
 }
 
 cudaError_t cuda_launch_layout(const struct cuda_layout *layout, cudaStream_t stream)

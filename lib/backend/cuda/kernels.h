@@ -350,7 +350,7 @@ struct cuda_count {
     int32_t *index;              /* [N,K] copy */
     struct cuda_entry *entry;
     int32_t *count;
-    int32_t *block_rows; /* [blocks, R] rows of each block, then where its rows begin */
+    int32_t *block_rows; /* [N / CUDA_COUNT_TOKENS, R] rows of those tokens, then the rows before them */
     uint32_t *blocks_done;
     int32_t *per_expert; /* [E], expanded: [R] per rank; zeroed, and zeros again afterwards, as the next two */
     uint32_t *found;     /* [CUDA_FOUND_WORDS] */
@@ -385,8 +385,9 @@ struct cuda_update {
     int32_t *expert_base;                 /* expanded: [E] where this rank's rows of each expert begin */
     int32_t *expert_start, *expert_exact; /* [L+1], [L] of this rank */
     int32_t *prefix;                      /* [R,R] (i, j): tokens of the ranks 0..i for rank j */
-    int32_t expanded, alignment, capacity, blocks;
-    int32_t exact; /* of exact counts: invalid routing concerns this rank alone, and its host reports it */
+    int32_t expanded, alignment, capacity;
+    int32_t blocks; /* of CUDA_COUNT_TOKENS tokens, at least one */
+    int32_t exact;  /* of exact counts: invalid routing concerns this rank alone, and its host reports it */
 };
 
 /* Scatters the words of rows by strides. */
@@ -486,8 +487,8 @@ cudaError_t cuda_launch_order(const struct cuda_order *order, cudaStream_t strea
 cudaError_t cuda_launch_update(const struct cuda_update *update, cudaStream_t stream);
 cudaError_t cuda_launch_rows(const struct cuda_rows *rows, int sms, cudaStream_t stream);
 cudaError_t cuda_launch_quantize(const struct cuda_quantize *quantize, int sms, cudaStream_t stream);
-/* Counts and assigns rows; then adds the rows of the blocks before each block. */
-cudaError_t cuda_launch_count(const struct cuda_count *count, cudaStream_t stream);
+/* Those of the rank layout. */
+cudaError_t cuda_launch_count(const struct cuda_update *update, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

@@ -37,14 +37,16 @@ __device__ __forceinline__ void store_pair(void *to, uint64_t first, uint64_t se
 /*
  * Publishes the op descriptor, at the beginning of a kernel: this rank's buffers are ready, since earlier kernels have
  * ended. Returns the number of the operation; it is counted at the end of the last block, so all blocks read the same.
+ * `block`: of those that call this; the first one publishes.
  */
-__device__ inline uint64_t operation_publish(const cuda_waits &waits, const cuda_op_desc &desc)
+__device__ inline uint64_t operation_publish(const cuda_waits &waits, const cuda_op_desc &desc,
+                                             uint32_t block = blockIdx.x)
 {
     const int pairs = CUDA_DESC_WORDS / 2;
     uint64_t number = waits.no_sync ? 0 : *(const volatile uint64_t *)&waits.mine->operation + 1;
     cuda_signals *first; /* loaded before the fence, together with the number */
 
-    if (waits.no_sync || blockIdx.x || (int)threadIdx.x >= waits.nranks * pairs)
+    if (waits.no_sync || block || (int)threadIdx.x >= waits.nranks * pairs)
         return number;
     first = signals_of(waits, (int)threadIdx.x / pairs);
     /* Orders the words after the writes of earlier kernels. This thread has no stores of its own in flight yet. */
