@@ -74,9 +74,8 @@ class Plan(OfThisProcess):
                                          max_recv_tokens, max_tokens, stream)
         self.fixed = max_recv_tokens > 0
         self._updated = False
-        self._n_tokens = _tokens(topk_idx, token_in_rank)
-        self.topk = 0 if topk_idx is None else topk_idx.shape[1]
-        n_recv, self.out_rows, self._most_recv = self._native.sizes()
+        n_recv, self.out_rows, self._most_recv, self._n_tokens, topk = self._native.sizes()
+        self.topk = 0 if topk_idx is None else topk
         self.n_recv = n_recv if n_recv >= 0 else None
 
     def __getattr__(self, name: str) -> Any:
@@ -93,7 +92,7 @@ class Plan(OfThisProcess):
         """Makes a plan of fixed capacity one of exact counts, for which the host waits; returns n_recv. On CUDA within a node they are
         there while the rows of a dispatch still move; elsewhere call this after the first operation. Not collective; all ranks
         settle the plan, or none. Not of a plan that was updated or captured."""
-        self.n_recv, self.out_rows, self._most_recv = self._native.settle()
+        self.n_recv, self.out_rows, self._most_recv, _, _ = self._native.settle()
         self.fixed = False
         return self.n_recv
 
@@ -323,18 +322,13 @@ class Sources:
         self.__dict__.update({field: getattr(parts, field) for field in _COUNTS})
 
 
-def check_inputs(comm: "Communicator", routing: Any, x: Floats, topk_weights: Optional[torch.Tensor]) -> None:
-    """Refuses inputs of a dispatch that do not fit the routing, topk_idx or token_in_rank, before its plan is made: afterwards the
-    other ranks are in the dispatch, where a repeated call of this rank would not find them."""
-    if isinstance(routing, torch.Tensor) and routing.dim() == 2:  # otherwise plan() refuses it
-        rows, scales = x if isinstance(x, tuple) else (x, None)
-        comm._native.check_dispatch(as_bytes(rows), as_words(scales), topk_weights, *routing.shape)
-
-
-def _tokens(topk_idx: Optional[torch.Tensor], token_in_rank: Optional[torch.Tensor]) -> int:
-    """N of a routing. The library has refused a call without any."""
-    one = token_in_rank if topk_idx is None else topk_idx
-    return 0 if one is None else int(one.shape[0])
+def check_inputs(comm: "Communicator", topk_idx: Any, x: Floats, topk_weights: Optional[torch.Tensor],
+                 is_token_in_rank: Optional[torch.Tensor] = None) -> None:
+    """Refuses inputs of a dispatch that do not fit its routing before the plan is made: afterwards the other ranks are in the
+    dispatch, where a repeated call of this rank would not find them. Also a mask that DeepEP would refuse: with topk_idx the library
+    does not read it, but it becomes a part of the handle."""
+    rows, scales = x if isinstance(x, tuple) else (x, None)
+    comm._native.check_dispatch(as_bytes(rows), as_words(scales), topk_weights, topk_idx, is_token_in_rank)
 
 
 _native._C.know_rows(Rows)

@@ -289,13 +289,14 @@ static PyObject *run_metadata(PyObject *self, PyObject *const *args)
             PyList_SetItem(ret_list, i_, PyLong_FromLongLong((array)[i_]));                                            \
     } while (0)
 
-/* sizes() -> (n_recv, out_rows, most_recv) */
+/* sizes() -> (n_recv, out_rows, most_recv, tokens, top-k, or R of a mask) */
 static PyObject *plan_sizes(PyObject *self, PyObject *unused)
 {
     const struct plan_object *plan = (struct plan_object *)self;
 
     (void)unused;
-    return Py_BuildValue("(LLL)", (long long)plan->n_recv, (long long)plan->out_rows, (long long)plan->most_recv);
+    return Py_BuildValue("(LLLii)", (long long)plan->n_recv, (long long)plan->out_rows, (long long)plan->most_recv,
+                         plan->n_tokens, plan->topk);
 }
 
 /* settle() -> as sizes() */

@@ -54,17 +54,26 @@ static PyObject *get_sent(struct comm_object *comm, PyObject *const *args, int64
     return Py_None;
 }
 
-/* Comm.check_dispatch(x, scales, topk_weights, n_tokens, topk) */
+/* Comm.check_dispatch(x, scales, topk_weights, topk_idx or None, token_in_rank or None). The plan refuses what is no
+ * routing. */
 PyObject *plan_check_dispatch(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     struct comm_object *comm = (struct comm_object *)self;
-    static const char *const names[] = {"n_tokens", "topk"};
+    struct tensor routing = {.ndim = 0}, mask;
+    PyObject *given;
     struct sent sent;
-    int64_t values[2];
 
-    if (!want_args("check_dispatch", nargs, 5) || !want_ints("check_dispatch", args + 3, names, 2, values) ||
-        !get_sent(comm, args, values[0], values[1], NULL, &sent))
+    if (!want_args("check_dispatch", nargs, 5))
         return NULL;
+    given = args[3] == Py_None ? args[4] : args[3];
+    if (given != Py_None && !tensor_read(given, &routing))
+        PyErr_Clear();
+    if (routing.ndim == 2 && !get_sent(comm, args, routing.shape[0], routing.shape[1], NULL, &sent))
+        return NULL;
+    GET(args[4],
+        WANT("dispatch", "is_token_in_rank", IS(U8) | IS(BOOL), 2,
+             {args[3] == Py_None || routing.ndim != 2 ? -1 : routing.shape[0], comm->nranks}, false, true),
+        &mask);
     Py_RETURN_NONE;
 }
 

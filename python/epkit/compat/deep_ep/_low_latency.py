@@ -196,8 +196,7 @@ class LowLatencyCalls(OfThisProcess):
 
     def _low_latency_order(self, hook: bool, asynchronous: bool) -> Order:
         """A call with a hook runs in the current stream."""
-        stream = None if hook else self._comm_stream.of_call(asynchronous)
-        return self._comm_stream.here if stream is None else Order(self._comm.device, stream, None, False)
+        return self._comm_stream.order_here() if hook else self._comm_stream.order(asynchronous)
 
     def _check_sums(self, sums: torch.Tensor, call: str, name: str, dtype: torch.dtype, size: int) -> None:
         """What the call adds to: here, because epkit's call has another name for it."""

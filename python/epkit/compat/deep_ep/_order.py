@@ -63,6 +63,10 @@ class Order:
         self._on_comm = allocate_on_comm_stream or apart
         self._waited = self._copied = False
 
+    def capturing(self) -> bool:
+        """Whether the call is captured into a graph."""
+        return self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
     @overload
     def input(self, tensor: torch.Tensor) -> torch.Tensor: ...
     @overload
@@ -127,11 +131,11 @@ class Order:
         _ = self.cuda_stream
         return on_stream(self._stream, self._device)
 
-    def mark(self) -> Optional["Mark"]:
+    def mark(self, capturing: bool) -> Optional["Mark"]:
         """A position in the stream of the call behind what it has queued so far; None on the CPU."""
         if self._device.type == "cpu":
             return None
-        return Mark(current_stream(self._device) if self._stream is None else self._stream, self._stream is not None)
+        return Mark(current_stream(self._device) if self._stream is None else self._stream, self._stream is not None, capturing)
 
     def done(self, asynchronous: bool, tensors: Any, made_on_stream: Sequence[torch.Tensor] = ()) -> EventOverlap:
         """The end of the call: the current stream waits, or gets an event. Returns an EventOverlap.
@@ -163,8 +167,8 @@ class Mark:
     """A position in the stream of a call, for work on a call's results that is queued later. A captured call has none:
     such work has to be captured as well."""
 
-    def __init__(self, stream: torch.cuda.Stream, apart: bool) -> None:
-        self.capturing = torch.cuda.is_current_stream_capturing()
+    def __init__(self, stream: torch.cuda.Stream, apart: bool, capturing: bool) -> None:
+        self.capturing = capturing
         self._stream = stream
         self._event = self._record() if apart and not self.capturing else None
 
@@ -191,13 +195,13 @@ class Mark:
 class CommStream:
     """The communication stream of a buffer.
 
-    own: a torch.cuda.Stream; None on the CPU. here: of calls without events in the current stream, or on the CPU.
+    own: a torch.cuda.Stream; None on the CPU.
     """
 
     def __init__(self, comm: epkit.Communicator) -> None:
         self.own = torch.cuda.Stream(comm.device, priority=-1) if comm.is_cuda else None  # type: ignore[no-untyped-call]
         self._device = comm.device
-        self.here = Order(comm.device, None, None, False)
+        self._here = Order(comm.device, None, None, False)
         self._is_known = False
         self._is_ahead = self._is_behind = False  # own: of the current stream, by the calls since it was joined
 
@@ -206,14 +210,17 @@ class CommStream:
         self._is_known = True
         return self.own
 
-    def of_call(self, asynchronous: bool, previous: Event = None, another: Event = None) -> Optional[torch.cuda.Stream]:
-        """Where a call runs; None: in the current stream."""
-        if self.own is None:
-            return None
-        if not (asynchronous or self._is_known or self._is_ahead or previous is not None or another is not None):
+    def order(self, asynchronous: bool, previous: Event = None, another: Event = None, on_comm: bool = False) -> Order:
+        """Of a call: see the stream rules."""
+        if previous is None and another is None and (self.own is None or not (asynchronous or self._is_known or self._is_ahead)):
             self._is_behind = True
-            return None
-        if self._is_behind:
-            wait_stream(self.own, current_stream(self._device))
-        self._is_behind, self._is_ahead = False, asynchronous
-        return self.own
+            return self._here
+        if self.own is not None:
+            if self._is_behind:
+                wait_stream(self.own, current_stream(self._device))
+            self._is_behind, self._is_ahead = False, asynchronous
+        return Order(self._device, self.own, previous, on_comm, another)
+
+    def order_here(self) -> Order:
+        """Of a call that always runs in the current stream."""
+        return self._here

@@ -84,28 +84,33 @@ class Handle(OfThisProcess, Tuple[torch.Tensor, ...]):
     """
     plan: epkit.Plan
     written: Tuple[torch.Tensor, ...] = ()  # rank_prefix and recv_source of epkit.Metadata
+    memory: Tuple[torch.Tensor, ...] = ()  # of all tensors
     _mark: Optional[Mark] = None
     _filled = True  # of a handle that a program has made of tensors
 
     @classmethod
-    def of(cls, plan: epkit.Plan, order: Order, in_rank: torch.Tensor, source: Optional[torch.Tensor]) -> "Handle":
-        """`source`: on one node: memory of _sources(), which the dispatch has written. Otherwise the handle's tensors are allocated in
-        torch's current stream, and written in that of the call."""
-        ranks, nodes, tokens = plan.comm.size, plan.comm.nodes, len(in_rank)
+    def of(cls, plan: epkit.Plan, order: Order, in_rank: torch.Tensor, source: Optional[torch.Tensor], capturing: bool) -> "Handle":
+        """`source`: on one node: memory that the dispatch has written, with _more() at its end. Otherwise the handle's tensors are
+        allocated in torch's current stream, and written in that of the call."""
+        ranks, nodes, tokens = plan.comm.size, plan.comm.nodes, plan._n_tokens
         if source is not None:
-            behind, more = len(source) - _more(ranks, tokens), (ranks, 1)
+            behind, more = source.shape[0] - _more(ranks, tokens), (ranks, 1)
             at = behind + ranks * ranks
             prefix, sent, received, recv_source, head = _C.parts(source, (ranks, ranks), behind, more, at, more, at + ranks,
                                                                  (plan.out_rows,), 0, (tokens, ranks), at + 2 * ranks)
             handle = cls((prefix, sent, received, recv_source, in_rank, head))
             handle.written = (prefix, recv_source)
+            handle.memory = (source, in_rank)
+            _origins[prefix] = plan
         else:
             data = plan._metadata(_STRIDE, order.stream, _HANDLE_HAS, here=True)
             new = data.rank_prefix.new_empty
             handle = cls((in_rank, new((nodes, 1)), new((ranks, 1)), new((nodes, 1)), new(nodes), new((ranks, 1)), new(ranks),
                           new((len(data.recv_source), 8), dtype=torch.uint8), new((tokens, nodes)), new((0, 8))))
             handle.written = (data.rank_prefix, data.recv_source)
-        handle.plan, handle._filled, mark = plan, False, order.mark()
+            handle.memory = (*tuple.__iter__(handle), *handle.written)
+            _origins[tuple.__getitem__(handle, _KEYS[len(handle)])] = plan
+        handle.plan, handle._filled, mark = plan, False, order.mark(capturing)
         if mark is not None and mark.capturing:
             handle._every()
         handle._mark = mark
@@ -313,13 +318,6 @@ class Buffer(LowLatencyCalls):
         """Any number of ranks."""
         return Config(Buffer.num_sms)
 
-    def _order(self, previous_event: Event, asynchronous: bool, allocate_on_comm_stream: bool) -> Order:
-        check_torch_deterministic()
-        stream = self._comm_stream.of_call(asynchronous, previous_event)
-        if stream is None and previous_event is None:
-            return self._comm_stream.here
-        return Order(self._comm.device, stream, previous_event, allocate_on_comm_stream)
-
     def get_dispatch_layout(self, topk_idx: torch.Tensor, num_experts: int, previous_event: Optional[EventOverlap] = None,
                             async_finish: bool = False, allocate_on_comm_stream: bool = False
                             ) -> Tuple[torch.Tensor, Optional[torch.Tensor], torch.Tensor, torch.Tensor, EventOverlap]:
@@ -328,23 +326,22 @@ class Buffer(LowLatencyCalls):
         Returns (num_tokens_per_rank int32 [R], num_tokens_per_rdma_rank int32 [hosts] or None on one host,
         num_tokens_per_expert int32 [E], is_token_in_rank bool [N, R], event).
         """
-        order, given = self._order(previous_event, async_finish, allocate_on_comm_stream), topk_idx
+        check_torch_deterministic()
+        order, given = self._comm_stream.order(async_finish, previous_event, None, allocate_on_comm_stream), topk_idx
         if isinstance(topk_idx, torch.Tensor) and not topk_idx.is_contiguous():
             with order.on_stream():
                 topk_idx = topk_idx.contiguous()
         try:
             with order.allocating():
-                per_rank, per_expert, in_rank = self._comm.layout(topk_idx, num_experts, order.stream)
+                per_rank, per_expert, in_rank = self._comm._native.layout(topk_idx, num_experts, order.stream)
         except epkit.ArgumentError as error:
             raise self._with_advice(error)
-        per_host: Optional[torch.Tensor] = None
-        if self._comm.nodes > 1:
-            with order.on_stream():
-                by_host = in_rank.view(-1, self._comm.nodes, self.group_size // self._comm.nodes).any(2)
-                per_host = by_host.sum(0, dtype=torch.int32)
-        made = () if per_host is None else (per_host,)
-        event = order.done(async_finish, (given, per_rank, per_expert, in_rank), made)
-        return per_rank, per_host, per_expert, in_rank, event
+        if self._comm.nodes == 1:
+            return per_rank, None, per_expert, in_rank, order.done(async_finish, (given, per_rank, per_expert, in_rank))
+        with order.on_stream():
+            by_host = in_rank.view(-1, self._comm.nodes, self.group_size // self._comm.nodes).any(2)
+            per_host = by_host.sum(0, dtype=torch.int32)
+        return per_rank, per_host, per_expert, in_rank, order.done(async_finish, (given, per_rank, per_expert, in_rank), (per_host,))
 
     def _with_advice(self, error: epkit.ArgumentError) -> epkit.ArgumentError:
         """The error, which for invalid routing also says what this rank owes to the others."""
@@ -358,22 +355,9 @@ class Buffer(LowLatencyCalls):
         if not isinstance(plan, epkit.Plan):
             raise TypeError(f"{call}: handle is a {type(handle).__name__}, must be what Buffer.dispatch() returned, or a tuple "
                             "of its tensors, not of copies")
-        _check_group(plan, self._comm, call)
+        if plan.comm is not self._comm:
+            _check_group(plan, self._comm, call)
         return plan
-
-    def _check_mask(self, is_token_in_rank: torch.Tensor, topk_idx: Optional[torch.Tensor]) -> None:
-        """Checks what DeepEP checks. With topk_idx the library does not read the mask, but it becomes a part of the handle."""
-        want_tensor(is_token_in_rank, "dispatch", "is_token_in_rank", "[N, R]")
-        if topk_idx is not None:
-            want_tensor(topk_idx, "dispatch", "topk_idx", "[N, K]")
-        given = is_token_in_rank
-        shape = [(given if topk_idx is None else topk_idx).shape[0], self.group_size]
-        if list(given.shape) != shape or given.dtype not in (torch.bool, torch.uint8):
-            raise epkit.ArgumentError(f"dispatch: is_token_in_rank: shape is {list(given.shape)} of {given.dtype}, must be {shape} "
-                                      "of torch.bool")
-        if given.device != self._comm.device or not given.is_contiguous():
-            raise epkit.ArgumentError(f"dispatch: is_token_in_rank: strides are {list(given.stride())} on {given.device}, must be "
-                                      f"contiguous on {self._comm.device}")
 
     def _new_plan(self, order: Order, topk_idx: Optional[torch.Tensor], is_token_in_rank: Optional[torch.Tensor],
                   num_tokens_per_expert: Optional[torch.Tensor], alignment: int, worst: int) -> epkit.Plan:
@@ -381,12 +365,10 @@ class Buffer(LowLatencyCalls):
             raise AssertionError("dispatch: without a handle give num_tokens_per_rank, is_token_in_rank and "
                                  "num_tokens_per_expert of get_dispatch_layout()")
         want_tensor(num_tokens_per_expert, "dispatch", "num_tokens_per_expert", "[E]")
-        if is_token_in_rank is not None:
-            self._check_mask(is_token_in_rank, topk_idx)
         mask, counts = (is_token_in_rank, num_tokens_per_expert) if topk_idx is None else (None, None)
         try:
-            return self._comm.plan(topk_idx, num_tokens_per_expert.numel(), token_in_rank=mask, tokens_per_expert=counts,
-                                   alignment=alignment, max_recv_tokens=worst, stream=order.stream)
+            return epkit.Plan(self._comm, topk_idx, num_tokens_per_expert.shape[0], mask, counts, False, alignment, False, worst, 0,
+                              order.stream)
         except epkit.ArgumentError as error:
             raise self._with_advice(error)
 
@@ -395,54 +377,56 @@ class Buffer(LowLatencyCalls):
               ) -> Tuple[epkit.Plan, PlanRows, Handle]:
         """A plan, and its dispatch. On GPUs of one host rows are sent before their host knows the counts, where they fit the number
         that is expected of each rank. Else no rank sends any, and all begin again."""
-        def send(plan: epkit.Plan, early: bool) -> Tuple[PlanRows, Handle]:
-            with order.allocating():
-                source, rows = self._send_rows(plan, order, x, topk_idx, topk_weights, early)
-                if early:
-                    rows = self._beginning_of(rows, plan.settle())
-                if not plan.fixed:
-                    return rows, self._new_handle(plan, is_token_in_rank, topk_idx, order, source)
-            with order.on_stream():  # where a capture fills the handle
-                return rows, self._new_handle(plan, is_token_in_rank, topk_idx, order, source)
-
-        early = not worst and self._early.able and not (self._comm.is_cuda and torch.cuda.is_current_stream_capturing())
+        capturing = order.capturing()
+        early = not worst and self._early.able and not capturing
         plan = self._new_plan(order, topk_idx, is_token_in_rank, num_tokens_per_expert, alignment, self._expected if early else worst)
         sent: Optional[Tuple[PlanRows, Handle]] = None
         try:
-            sent = send(plan, early)
+            sent = self._send_rows(plan, order, x, topk_idx, topk_weights, is_token_in_rank, early, capturing)
         except epkit.ArgumentError as error:
             if not early or getattr(error, "name", "") != "EP_E_CAPACITY":
                 raise
             self._end_refused(error, order)
         if sent is None:
             plan = self._new_plan(order, topk_idx, is_token_in_rank, num_tokens_per_expert, alignment, 0)
-            sent = send(plan, False)
+            sent = self._send_rows(plan, order, x, topk_idx, topk_weights, is_token_in_rank, False, capturing)
         if early:  # programs alternate between sizes: the largest one fades slowly
             self._expected = max(_LEAST_EXPECTED, plan._most_recv + plan._most_recv // 4, self._expected * 15 // 16)
         return (plan, *sent)
 
     def _send_rows(self, plan: epkit.Plan, order: Order, x: Rows, topk_idx: Optional[torch.Tensor],
-                   topk_weights: Optional[torch.Tensor], early: bool) -> Tuple[Optional[torch.Tensor], PlanRows]:
-        """The dispatch: (memory for a handle, rows). Without memory for the rows that are expected it waits for the counts."""
-        def send() -> Tuple[Optional[torch.Tensor], PlanRows]:
-            source = self._sources(plan)
-            return source, plan._dispatch(*_with_scales(x), topk_weights, topk_idx is not None, False, None, order.stream, source,
-                                          0 if source is None else _STRIDE)
+                   topk_weights: Optional[torch.Tensor], is_token_in_rank: Optional[torch.Tensor], early: bool, capturing: bool
+                   ) -> Tuple[PlanRows, Handle]:
+        """The dispatch. Without memory for the rows that are expected it waits for the counts."""
+        with order.allocating():
+            if early and not self._early.has_room():
+                plan.settle()
+            placed: Optional[Tuple[Optional[torch.Tensor], PlanRows]] = None
+            try:
+                placed = self._place_rows(plan, order, x, topk_idx, topk_weights)
+            except torch.cuda.OutOfMemoryError:
+                if not (early and plan.fixed):
+                    raise
+                plan.settle()
+            source, rows = placed or self._place_rows(plan, order, x, topk_idx, topk_weights)
+            if early:
+                n, memory = plan.settle(), rows.x
+                rows = PlanRows(*_C.heads(n, *rows))
+                if memory.shape[0] > 2 * n:
+                    self._early.add(memory)
+            if not plan.fixed:
+                return rows, self._new_handle(plan, is_token_in_rank, topk_idx, order, source, capturing)
+        with order.on_stream():  # where a capture fills the handle
+            return rows, self._new_handle(plan, is_token_in_rank, topk_idx, order, source, capturing)
 
-        if early and not self._early.has_room():
-            plan.settle()
-        if not (early and plan.fixed):
-            return send()
-        try:
-            return send()
-        except torch.cuda.OutOfMemoryError:
-            plan.settle()
-        return send()
-
-    def _beginning_of(self, rows: PlanRows, n: int) -> PlanRows:
-        if len(rows.x) > 2 * n:
-            self._early.add(rows.x)
-        return PlanRows(*_C.heads(n, *rows))
+    def _place_rows(self, plan: epkit.Plan, order: Order, x: Rows, topk_idx: Optional[torch.Tensor],
+                    topk_weights: Optional[torch.Tensor]) -> Tuple[Optional[torch.Tensor], PlanRows]:
+        """(memory for a handle, rows). It begins with recv_source of the dispatch; None between nodes."""
+        rows, scales = x if isinstance(x, tuple) else (x, None)
+        if self._comm.nodes > 1:
+            return None, plan._dispatch(rows, scales, topk_weights, topk_idx is not None, False, None, order.stream)
+        source = self._comm._native.new((plan.out_rows + _more(self.group_size, plan._n_tokens),), torch.int32)
+        return source, plan._dispatch(rows, scales, topk_weights, topk_idx is not None, False, None, order.stream, source, _STRIDE)
 
     def _end_refused(self, error: epkit.ArgumentError, order: Order) -> None:
         """After a dispatch that was refused on all ranks: what the library reports of it, too. What it reports of an earlier
@@ -453,20 +437,13 @@ class Buffer(LowLatencyCalls):
             if _refusal_of(reported) != _refusal_of(error):
                 raise reported from None
 
-    def _sources(self, plan: epkit.Plan) -> Optional[torch.Tensor]:
-        """Memory for a handle, which begins with recv_source of the dispatch; None between nodes."""
-        n = plan.out_rows + _more(plan.comm.size, plan._n_tokens)
-        return self._comm._native.new((n,), torch.int32) if self._comm.nodes == 1 else None
-
     def _new_handle(self, plan: epkit.Plan, is_token_in_rank: Optional[torch.Tensor], topk_idx: Optional[torch.Tensor],
-                    order: Order, source: Optional[torch.Tensor]) -> Handle:
+                    order: Order, source: Optional[torch.Tensor], capturing: bool) -> Handle:
         """The handle; see Handle.of()."""
         if is_token_in_rank is None:
             assert topk_idx is not None
             is_token_in_rank = self._comm.layout(topk_idx, plan.num_experts, order.stream)[2]
-        handle = Handle.of(plan, order, is_token_in_rank, source)
-        _origins[tuple.__getitem__(handle, _KEYS[len(handle)])] = plan
-        return handle
+        return Handle.of(plan, order, is_token_in_rank, source, capturing)
 
     @_naming_worst
     def dispatch(self, x: Rows, handle: Optional[Handle] = None, num_tokens_per_rank: Optional[torch.Tensor] = None,
@@ -497,7 +474,8 @@ class Buffer(LowLatencyCalls):
         Returns (rows as x, local expert numbers int64 [n, K] with -1, weights [n, K], list of L counts, handle, event);
         with a handle (rows, None, None, None, None, event).
         """
-        order = self._order(previous_event, async_finish, allocate_on_comm_stream)
+        check_torch_deterministic()
+        order = self._comm_stream.order(async_finish, previous_event, None, allocate_on_comm_stream)
         if handle is not None:
             if topk_idx is not None or topk_weights is not None:
                 raise AssertionError("dispatch: with a handle there is no topk_idx and no topk_weights")
@@ -511,14 +489,13 @@ class Buffer(LowLatencyCalls):
             raise AssertionError("dispatch: topk_weights are of topk_idx, which is not given")
         given, x, topk_weights = x, order.rows(_with_columns(x)), order.input(topk_weights)
         self._apply_sms(config)
-        check_inputs(self._comm, is_token_in_rank if topk_idx is None else topk_idx, x, topk_weights)
+        check_inputs(self._comm, topk_idx, x, topk_weights, is_token_in_rank)
         if num_worst_tokens:
             raise_refused(self._comm, order.stream)
         plan, rows, new = self._send(order, x, topk_idx, topk_weights, is_token_in_rank, num_tokens_per_expert, expert_alignment,
                                      num_worst_tokens)
-        made = (*tuple.__iter__(new), *new.written) if plan.fixed else ()
-        event = order.done(async_finish, (x, rows, topk_idx, topk_weights, num_tokens_per_expert,
-                                          (*tuple.__iter__(new), *new.written)), made)
+        event = order.done(async_finish, (x, rows, topk_idx, topk_weights, num_tokens_per_expert, new.memory),
+                           new.memory if plan.fixed else ())
         return _as_given(given, rows), rows.topk_idx, rows.topk_weights, list(plan.recv_per_expert), new, event
 
     @_naming_worst
@@ -539,9 +516,11 @@ class Buffer(LowLatencyCalls):
         on several hosts each other host adds its own rows first.
         """
         plan = self._plan_of(handle, "combine")
-        order = self._order(previous_event, async_finish, allocate_on_comm_stream)
+        check_torch_deterministic()
+        order = self._comm_stream.order(async_finish, previous_event, None, allocate_on_comm_stream)
         self._apply_sms(config)
-        x, topk_weights, biases = order.input(x), order.input(topk_weights), tuple(order.input(one) for one in _biases(bias))
+        x, topk_weights = order.input(x), order.input(topk_weights)
+        biases = () if bias is None else tuple(order.input(one) for one in _biases(bias))
         with order.allocating():
             out, weights = plan._combine(x, topk_weights, biases, 0, None, order.stream)
         return out, weights, order.done(async_finish, (x, topk_weights, biases, out, weights))

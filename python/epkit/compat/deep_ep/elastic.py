@@ -326,17 +326,12 @@ class ElasticBuffer(OfThisProcess):
         """min(num_sms, num_allocated_qps), as DeepEP; there are no queue pairs here."""
         return min(num_sms, self.num_allocated_qps)
 
-    def _order(self, previous: Optional[EventHandle], another: Optional[EventHandle], asynchronous: bool, on_comm: bool) -> Order:
-        stream = self._comm_stream.of_call(asynchronous, previous, another)
-        if stream is None and previous is None and another is None:
-            return self._comm_stream.here
-        return Order(self._comm.device, stream, previous, on_comm, another)
-
     def _plan_of(self, handle: Any, call: str) -> epkit.Plan:
         if not isinstance(handle, EPHandle):
             raise TypeError(f"{call}: handle is a {type(handle).__name__}, must be what {type(self).__name__}.dispatch() "
                             "returned")
-        _check_group(handle.plan, self._comm, call)
+        if handle.plan.comm is not self._comm:
+            _check_group(handle.plan, self._comm, call)
         return handle.plan
 
     def _new_handle(self, order: Order, topk_idx: torch.Tensor, num_experts: Optional[int], most: int, alignment: int,
@@ -419,7 +414,7 @@ class ElasticBuffer(OfThisProcess):
         Returns (rows as x, local expert numbers [n, K] or None if expanded, weights [n, K] or [n] or None, handle, event).
         """
         check_torch_deterministic()
-        order = self._order(previous_event, previous_event_before_epilogue, async_with_compute_stream, allocate_on_comm_stream)
+        order = self._comm_stream.order(async_with_compute_stream, previous_event, previous_event_before_epilogue, allocate_on_comm_stream)
         x, topk_weights, stats = order.rows(x), order.input(topk_weights), cumulative_local_expert_recv_stats
         if handle is None:
             if topk_idx is None:
@@ -450,7 +445,7 @@ class ElasticBuffer(OfThisProcess):
                 # Later, in another stream, counts would wait for calls behind this one; behind a capture they are no part of it.
                 if data is not None and (order.stream is not None or plan._capturing()):
                     data.make()
-                handle._fill(data or plan._metadata(most, order.stream, _EXPANDED_HAS), order.mark())
+                handle._fill(data or plan._metadata(most, order.stream, _EXPANDED_HAS), order.mark(order.capturing()))
             if stats is not None:
                 stats.add_(handle.num_unaligned_recv_tokens_per_expert)
         # topk_idx as given, too: the handle holds a copy, and the communication stream may still have to read the original.
@@ -504,10 +499,11 @@ class ElasticBuffer(OfThisProcess):
         """
         check_torch_deterministic()
         self._plan_of(handle, "combine")
-        order = self._order(previous_event, previous_event_before_epilogue, async_with_compute_stream, allocate_on_comm_stream)
+        order = self._comm_stream.order(async_with_compute_stream, previous_event, previous_event_before_epilogue, allocate_on_comm_stream)
         self._comm._use_num_sms(num_sms or self._comm._sms)
         x = order.copied(x, x if topk_weights is not None else handle._expanded(x, order))
-        x, topk_weights, biases = order.input(x), order.input(topk_weights), tuple(order.input(one) for one in _biases(bias))
+        x, topk_weights = order.input(x), order.input(topk_weights)
+        biases = () if bias is None else tuple(order.input(one) for one in _biases(bias))
         plan = handle._plan(order.stream)
         flags = 0
         if self._comm.nodes == 1:

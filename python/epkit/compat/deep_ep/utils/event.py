@@ -56,11 +56,12 @@ class EventOverlap:
         extra_tensors: kept as long as this object.
     """
 
+    hook_after_wait: Optional[Callable[[], Any]] = None
+    _release = False
+
     def __init__(self, event: Optional[EventHandle] = None, extra_tensors: Optional[Sequence[torch.Tensor]] = None) -> None:
         self.event = event
         self.extra_tensors = extra_tensors
-        self.hook_after_wait: Optional[Callable[[], Any]] = None
-        self._release = False
 
     def current_stream_wait(self, release_handle: bool = False) -> Any:
         """torch's current stream waits for the event. Returns what the hook returns, if there is one.
