@@ -159,16 +159,17 @@ static ep_status order_by_choice(struct combine *c, struct cuda_combine *sum)
 {
     struct cuda_plan *device = cuda_plan_of(c->plan);
     size_t tokens = (size_t)(device->on_device ? device->max_tokens : sum->route.n_tokens);
-    struct cuda_order order = {.route = sum->route, .from_mask = c->plan->from_mask};
+    struct cuda_order order = {.route = sum->route};
     size_t bytes;
 
     if (!(c->args->flags & EP_COMBINE_BY_CHOICE))
         return EP_OK;
     sum->by_choice = 1;
-    /* That kernel orders the terms itself: also those of other ranks' tokens, which only devices may know. */
-    if (cuda_crosses_nodes(c->call.cuda))
+    /* Those kernels order the terms themselves: between nodes also of other ranks' tokens, which only devices may know.
+     */
+    if (cuda_crosses_nodes(c->call.cuda) || !sum->route.expanded)
         return EP_OK;
-    order.by_rank = c->args->flags & EP_COMBINE_ROUND_PARTIAL && sum->route.expanded;
+    order.by_rank = c->args->flags & EP_COMBINE_ROUND_PARTIAL ? 1 : 0;
     sum->rounds_partial = order.by_rank && !c->reduces;
     bytes = (tokens * (size_t)sum->route.width + 1) * sizeof(struct cuda_entry);
     if (!device->ordered.memory)

@@ -84,6 +84,18 @@ __device__ uint32_t piece_of(const cuda_combine &c, uint32_t bytes, int n)
     return ((bytes + pieces - 1) / pieces + grain - 1) / grain * grain;
 }
 
+/* The entries of a token, one of each rank, in the order of their choices. By all lanes. */
+__device__ cuda_entry order_by_choice(cuda_entry entry, int n, int lane)
+{
+    int place = 0, from = lane;
+
+    for (int i = 0; i < n; i++)
+        place += __shfl_sync(ALL_LANES, entry.k, i) < entry.k;
+    for (int i = 0; i < n; i++)
+        from = __shfl_sync(ALL_LANES, place, i) == lane ? i : from;
+    return entry_of_lane(entry, from);
+}
+
 /* Begins the next tile, and fetches the one after it. By all lanes. */
 __device__ void begin_tile(const cuda_combine &c, const targets &from, feed &f, int lane)
 {
@@ -97,7 +109,9 @@ __device__ void begin_tile(const cuda_combine &c, const targets &from, feed &f, 
     f.ready = false;
     if (f.token >= 0) {
         f.piece = piece_of(c, f.end - f.at, f.n);
-        f.row = lane < f.n ? row_of(c, from, f.next.entry) : nullptr;
+        if (c.by_choice && !c.route.expanded)
+            f.entry = order_by_choice(f.entry, f.n, lane);
+        f.row = lane < f.n ? row_of(c, from, f.entry) : nullptr;
     }
     fetch_tile(c, f.next, number, lane);
     if (lane == 0 && number < c.tiles)

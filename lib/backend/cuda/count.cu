@@ -16,8 +16,8 @@
 namespace
 {
 
-/* Counts a token's experts, and returns the bit mask of its ranks. */
-__device__ uint32_t count_token(const cuda_count &c, int token, int32_t *per_expert)
+/* Counts a token's experts, and returns the bit mask of its ranks; `last`: the last choice on each. */
+__device__ uint32_t count_token(const cuda_count &c, int token, int32_t *per_expert, uint8_t *last)
 {
     size_t start = (size_t)token * c.topk;
     int n_local = c.n_experts / c.nranks;
@@ -34,18 +34,22 @@ __device__ uint32_t count_token(const cuda_count &c, int token, int32_t *per_exp
         for (int j = 0; j < k && c.distinct; j++)
             bad |= expert_at(c, start + j) == expert;
         ranks |= 1u << ((int)expert / n_local);
+        last[(int)expert / n_local] = (uint8_t)k;
         atomicAdd(&per_expert[expert], 1);
     });
     note_found(c, bad, dropped);
     return ranks;
 }
 
-__device__ uint32_t ranks_of_mask(const cuda_count &c, int token)
+/* Each rank is a choice. */
+__device__ uint32_t ranks_of_mask(const cuda_count &c, int token, uint8_t *last)
 {
     uint32_t ranks = 0;
 
-    for (int rank = 0; rank < c.nranks; rank++)
+    for (int rank = 0; rank < c.nranks; rank++) {
         ranks |= (uint32_t)(c.mask[(size_t)token * c.nranks + rank] != 0) << rank;
+        last[rank] = (uint8_t)rank;
+    }
     note_found(c, ranks & c.absent && !c.drops, (uint32_t)__popc(ranks & c.absent));
     return ranks & ~c.absent;
 }
@@ -54,7 +58,7 @@ __device__ uint32_t ranks_of_mask(const cuda_count &c, int token)
  * Writes the entries of this thread's token in rank order, numbered within the block, and the rows per rank of each
  * CUDA_COUNT_TOKENS tokens.
  */
-__device__ void number_rows(const cuda_update &u, int token, uint32_t ranks)
+__device__ void number_rows(const cuda_update &u, int token, uint32_t ranks, const uint8_t *last)
 {
     __shared__ int32_t rows[WARPS][CUDA_MAX_RANKS];
     const cuda_count &c = u.count;
@@ -75,7 +79,7 @@ __device__ void number_rows(const cuda_update &u, int token, uint32_t ranks)
             continue;
         for (int w = 0; w < warp; w++)
             before += rows[w][rank];
-        c.entry[(size_t)token * c.width + n++] = {before, (uint16_t)rank, 0};
+        c.entry[(size_t)token * c.width + n++] = {before, (uint16_t)rank, last[rank]};
     }
     if (token < c.n_tokens)
         c.count[token] = n;
@@ -141,11 +145,15 @@ __global__ void __launch_bounds__(BLOCK, 1) count_kernel(const __grid_constant__
     __shared__ exchange x;
     const cuda_count &c = u.count;
     int token = (int)(blockIdx.x * BLOCK + threadIdx.x);
+    uint8_t last[CUDA_MAX_RANKS];
+    uint32_t ranks = 0;
 
     for (int expert = (int)threadIdx.x; expert < c.n_experts; expert += BLOCK)
         x.total[expert] = 0;
     __syncthreads();
-    number_rows(u, token, token >= c.n_tokens ? 0 : c.mask ? ranks_of_mask(c, token) : count_token(c, token, x.total));
+    if (token < c.n_tokens)
+        ranks = c.mask ? ranks_of_mask(c, token, last) : count_token(c, token, x.total, last);
+    number_rows(u, token, ranks, last);
     __syncthreads();
     for (int expert = (int)threadIdx.x; expert < c.n_experts; expert += BLOCK)
         if (x.total[expert])
@@ -203,13 +211,11 @@ __global__ void __launch_bounds__(CUDA_COUNT_TOKENS) order_kernel(const __grid_c
 
     for (int n = 0; token < route.n_tokens && n < route.count[token]; n++) {
         cuda_entry entry = route.entry[start + n];
-        uint32_t key = (uint32_t)n;
+        uint32_t key = entry.k;
         int at = n;
 
-        if (!o.from_mask && (!route.expanded || o.by_rank))
-            key = (uint32_t)last_choice(route, token, entry.local) << 8 | (route.expanded ? entry.k : 0u);
-        else if (!o.from_mask)
-            key = entry.k;
+        if (o.by_rank)
+            key |= (uint32_t)last_choice(route, token, entry.local) << 8;
         for (; at > 0 && keys[at - 1] > key; at--) {
             keys[at] = keys[at - 1];
             o.ret_entry[start + at] = o.ret_entry[start + at - 1];

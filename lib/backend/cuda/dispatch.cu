@@ -111,14 +111,6 @@ __device__ void store_metadata(const cuda_dispatch &d, const targets &targets, c
                      d.weights ? __ldg(d.weights + t.token * topk + k) : 0.0f);
 }
 
-__device__ cuda_entry entry_of_lane(cuda_entry entry, int lane)
-{
-    entry.row = __shfl_sync(ALL_LANES, entry.row, lane);
-    entry.local = (uint16_t)__shfl_sync(ALL_LANES, entry.local, lane);
-    entry.k = (uint16_t)__shfl_sync(ALL_LANES, entry.k, lane);
-    return entry;
-}
-
 __device__ void store_tile(const cuda_dispatch &d, const targets &targets, const ring &r, const tile &t, int slot,
                            int lane)
 {

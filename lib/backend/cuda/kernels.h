@@ -199,7 +199,10 @@ struct cuda_op_desc {
     int64_t row_bytes[CUDA_BUFFERS]; /* 0: the operation has no such buffer */
 };
 
-/* A row of a token: its index on rank `local` is base[local] + row. k as in struct ep_group_entry. */
+/*
+ * A row of a token: its index on rank `local` is base[local] + row. k as in struct ep_group_entry; rank layout within a
+ * node: the token's last choice on that rank.
+ */
 struct cuda_entry {
     int32_t row;
     uint16_t local, k;
@@ -431,12 +434,14 @@ cudaError_t cuda_launch_combine(const struct cuda_combine *combine, const struct
 cudaError_t cuda_launch_barrier(const struct cuda_waits *waits, const struct cuda_op_desc *desc, cudaStream_t stream);
 /* Waits until the word is not 0. */
 cudaError_t cuda_launch_wait(const struct cuda_waits *waits, const uint32_t *word, cudaStream_t stream);
-/* Entries of a route in the order of EP_COMBINE_BY_CHOICE; `ret_entry` has room for as many. */
+/*
+ * Entries of a route of the expanded layout in the order of EP_COMBINE_BY_CHOICE; `ret_entry` has room for as many. In
+ * the rank layout the combine orders the few of each token itself.
+ */
 struct cuda_order {
     struct cuda_route route;
     struct cuda_entry *ret_entry;
-    int32_t from_mask;  /* keep the order of the ranks */
-    int32_t by_rank;    /* keep the rows of a rank together; expanded layout */
+    int32_t by_rank;    /* keep the rows of a rank together */
     int32_t *ret_count; /* by_rank: keep the last row of each rank only, and write their numbers here; NULL: keep all */
 };
 

@@ -254,6 +254,14 @@ __device__ __forceinline__ bool receive_desc(const cuda_waits &waits, const cuda
     return same || find_buffers(waits, desc, rows, rank, first, ret_target);
 }
 
+__device__ __forceinline__ cuda_entry entry_of_lane(cuda_entry entry, int lane)
+{
+    entry.row = __shfl_sync(ALL_LANES, entry.row, lane);
+    entry.local = (uint16_t)__shfl_sync(ALL_LANES, entry.local, lane);
+    entry.k = (uint16_t)__shfl_sync(ALL_LANES, entry.k, lane);
+    return entry;
+}
+
 /*
  * Has the plan the tokens that the operation was called for? Not if a graph contains only one of an update and the
  * operation, and the other was called with another number. The peers are notified, because they wait for this rank's
