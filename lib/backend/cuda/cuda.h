@@ -324,11 +324,11 @@ void cuda_module_close(struct cuda_comm *cuda);
 ep_status cuda_status(cudaError_t error, const char *call);
 /*
  * Checks that the kernels of this rank can use the memory: EP_E_ARG for host memory and for memory of another GPU. NULL
- * is accepted. Pointers that have passed are remembered.
+ * is accepted. Pointers to device and managed memory are remembered.
  */
 ep_status cuda_check_pointer(struct cuda_comm *cuda, const char *call, const char *name, const void *pointer);
 /* Can kernels read it at full speed: is it device or managed memory? */
-ep_status cuda_is_device_memory(const void *memory, bool *ret_is);
+ep_status cuda_is_device_memory(struct cuda_comm *cuda, const void *memory, bool *ret_is);
 /*
  * Counts the GPUs that ranks get by default: the visible ones from the first on that the kernels support.
  * EP_E_UNSUPPORTED if there are none.

@@ -86,10 +86,14 @@ ep_status cuda_scope_begin_uncaptured(const struct cuda_comm *cuda, struct cuda_
     return EP_OK;
 }
 
+static const void **remembered_at(struct cuda_comm *cuda, const void *pointer)
+{
+    return &cuda->checked_pointers[((uintptr_t)pointer >> 9 ^ (uintptr_t)pointer >> 21) % CUDA_CHECKED_POINTERS];
+}
+
 ep_status cuda_check_pointer(struct cuda_comm *cuda, const char *call, const char *name, const void *pointer)
 {
-    const void **remembered =
-        &cuda->checked_pointers[((uintptr_t)pointer >> 9 ^ (uintptr_t)pointer >> 21) % CUDA_CHECKED_POINTERS];
+    const void **remembered = remembered_at(cuda, pointer);
     struct cudaPointerAttributes attributes;
     int rank = cuda->group.comm->rank;
 
@@ -103,14 +107,18 @@ ep_status cuda_check_pointer(struct cuda_comm *cuda, const char *call, const cha
     if (attributes.type == cudaMemoryTypeDevice && attributes.device != cuda->device)
         return ep_fail(EP_E_ARG, "%s: %s (%p) is memory of GPU %d, but rank %d uses GPU %d", call, name, pointer,
                        attributes.device, rank, cuda->device);
-    *remembered = pointer;
+    if (attributes.type != cudaMemoryTypeHost)
+        *remembered = pointer;
     return EP_OK;
 }
 
-ep_status cuda_is_device_memory(const void *memory, bool *ret_is)
+ep_status cuda_is_device_memory(struct cuda_comm *cuda, const void *memory, bool *ret_is)
 {
     struct cudaPointerAttributes attributes;
 
+    *ret_is = memory && *remembered_at(cuda, memory) == memory;
+    if (*ret_is)
+        return EP_OK;
     CUDA_TRY(cudaPointerGetAttributes(&attributes, memory));
     *ret_is = attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged;
     return EP_OK;

@@ -274,7 +274,7 @@ ep_status cuda_plan_layout(ep_comm *comm, const ep_plan_args *args, ep_layout *l
 
     for (size_t i = 0; i < sizeof(outputs) / sizeof(outputs[0]) && !device; i++)
         if (outputs[i])
-            EP_TRY(cuda_is_device_memory(outputs[i], &device));
+            EP_TRY(cuda_is_device_memory(cuda_of(comm), outputs[i], &device));
     if (!device)
         return lay_out_on_host(comm, args, layout);
     EP_TRY(cuda_call_begin(cuda_of(comm), args->stream, true, &call));

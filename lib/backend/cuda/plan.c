@@ -132,7 +132,7 @@ ep_status cuda_routing_to_device(const struct cuda_call *call, const ep_plan *pl
     bool on_device = true;
 
     if (bytes && !plan->from_mask)
-        EP_TRY(cuda_is_device_memory(routing->topk_idx, &on_device));
+        EP_TRY(cuda_is_device_memory(call->cuda, routing->topk_idx, &on_device));
     if (on_device)
         return cuda_check_routing(call->cuda, "ep_plan_new", routing);
     if (call->capture)

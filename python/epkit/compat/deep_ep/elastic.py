@@ -335,7 +335,7 @@ class ElasticBuffer(OfThisProcess):
         return handle.plan
 
     def _new_handle(self, order: Order, topk_idx: torch.Tensor, num_experts: Optional[int], most: int, alignment: int,
-                    num_sms: int, cpu_sync: bool, expand: bool) -> EPHandle:
+                    num_sms: int, cpu_sync: bool, expand: bool, capturing: bool) -> EPHandle:
         if num_experts is None or not most:
             raise AssertionError("dispatch: without a handle give num_experts, and num_max_tokens_per_rank here or to "
                                  f"{type(self).__name__}()")
@@ -347,7 +347,7 @@ class ElasticBuffer(OfThisProcess):
         if tokens > most:
             raise epkit.ArgumentError(f"dispatch: topk_idx has {tokens} tokens, num_max_tokens_per_rank is {most}")
         # Where the devices exchange the counts they need no host for the worst case of rows; that of expanded ones has exceptions.
-        if cpu_sync and (expand or not self._early.able or torch.cuda.is_current_stream_capturing()):
+        if cpu_sync and (expand or not self._early.able or capturing):
             worst = 0
         else:
             worst = _worst_expanded(self.num_ranks, most, topk, num_experts, alignment) if expand else self.num_ranks * most
@@ -421,9 +421,10 @@ class ElasticBuffer(OfThisProcess):
                 raise AssertionError("dispatch: give topk_idx or a handle")
             self._check_stats(stats, num_experts)
             check_inputs(self._comm, topk_idx, x, topk_weights)
-            cpu_sync = do_cpu_sync is None or do_cpu_sync
+            cpu_sync, capturing = do_cpu_sync is None or do_cpu_sync, order.capturing()
             most = self.num_max_tokens_per_rank if num_max_tokens_per_rank is None else num_max_tokens_per_rank
-            handle = self._new_handle(order, topk_idx, num_experts, most, expert_alignment or 1, num_sms, cpu_sync, bool(do_expand))
+            handle = self._new_handle(order, topk_idx, num_experts, most, expert_alignment or 1, num_sms, cpu_sync, bool(do_expand),
+                                      capturing)
             fresh, plan = True, handle.plan
             self._comm._use_num_sms(num_sms or 0)
             rows, source = self._send(plan, order, x, topk_weights, use_tma_aligned_col_major_sf, cpu_sync, most)
@@ -443,9 +444,9 @@ class ElasticBuffer(OfThisProcess):
                     handle.topk_idx = handle.topk_idx.clone()
                 data = None if source is None else Sources(plan, source)
                 # Later, in another stream, counts would wait for calls behind this one; behind a capture they are no part of it.
-                if data is not None and (order.stream is not None or plan._capturing()):
+                if data is not None and (order.stream is not None or capturing):
                     data.make()
-                handle._fill(data or plan._metadata(most, order.stream, _EXPANDED_HAS), order.mark(order.capturing()))
+                handle._fill(data or plan._metadata(most, order.stream, _EXPANDED_HAS), order.mark(capturing))
             if stats is not None:
                 stats.add_(handle.num_unaligned_recv_tokens_per_expert)
         # topk_idx as given, too: the handle holds a copy, and the communication stream may still have to read the original.
