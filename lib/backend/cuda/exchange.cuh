@@ -8,17 +8,25 @@
 
 #include "backend/cuda/update.cuh"
 
-/* Is this the block that comes here last? It sees what the others have written before. By all threads. */
+/*
+ * Is this the block that comes here last? It sees what the others have written before. By all threads; one of them
+ * releases and acquires for the block.
+ */
 __device__ inline bool is_last_block(uint32_t *blocks_done)
 {
     __shared__ bool last;
 
-    __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0)
-        last = atomicInc(blocks_done, gridDim.x - 1) == gridDim.x - 1; /* 0 again afterwards */
+    if (threadIdx.x == 0) {
+        uint32_t before, most = gridDim.x - 1; /* 0 again afterwards */
+
+        asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+                     : "=r"(before)
+                     : "l"(blocks_done), "r"(most)
+                     : "memory");
+        last = before == most;
+    }
     __syncthreads();
-    __threadfence();
     return last;
 }
 
@@ -177,10 +185,11 @@ __device__ inline void count_sent(const cuda_update &u, unsigned long long *sent
 /* Makes what was written to `info` known to the host. By all threads. */
 __device__ inline void publish_info(const cuda_update &u)
 {
-    __threadfence_system();
     __syncthreads();
-    if (threadIdx.x == 0)
-        *(volatile uint64_t *)&u.info->number = u.number;
+    if (threadIdx.x)
+        return;
+    __threadfence_system(); /* for all that the barrier has made visible */
+    *(volatile uint64_t *)&u.info->number = u.number;
 }
 
 __device__ inline void write_info(const cuda_update &u, const exchange &x)
