@@ -92,9 +92,15 @@ class Plan(OfThisProcess):
         """Makes a plan of fixed capacity one of exact counts, for which the host waits; returns n_recv. On CUDA within a node they are
         there while the rows of a dispatch still move; elsewhere call this after the first operation. Not collective; all ranks
         settle the plan, or none. Not of a plan that was updated or captured."""
-        self.n_recv, self.out_rows, self._most_recv, _, _ = self._native.settle()
-        self.fixed = False
+        self._settle(None, None)
+        assert self.n_recv is not None
         return self.n_recv
+
+    def _settle(self, rows: Optional[Rows], source: Optional[torch.Tensor]) -> Tuple[Any, Any]:
+        """settle(); returns what was received: the beginning of the result of a dispatch, and of its recv_source."""
+        self.n_recv, self.out_rows, self._most_recv, rows, source = self._native.settle(rows, source)
+        self.fixed = False
+        return rows, source
 
     def __repr__(self) -> str:
         received = f"capacity {self.out_rows}" if self.fixed else f"receives {self.out_rows} rows"
@@ -179,7 +185,7 @@ class Plan(OfThisProcess):
             want_tensor(scales, "dispatch", "scales", "[N, any]")
             if scales.shape[0] > 1 and not any(scales.stride()):
                 scales = scales.contiguous()
-        words, plain = as_words(scales), as_bytes(rows)
+        words, plain = (None, rows) if scales is None and rows.dtype is torch.bfloat16 else (as_words(scales), as_bytes(rows))
         if words is scales and plain is rows:
             received: Rows = self._native.dispatch(rows, scales, topk_weights, out, want_topk_idx, column_major_scales, stream, False, source,
                                                    source_stride, 0, None)
@@ -327,8 +333,8 @@ def check_inputs(comm: "Communicator", topk_idx: Any, x: Floats, topk_weights: O
     """Refuses inputs of a dispatch that do not fit its routing before the plan is made: afterwards the other ranks are in the
     dispatch, where a repeated call of this rank would not find them. Also a mask that DeepEP would refuse: with topk_idx the library
     does not read it, but it becomes a part of the handle."""
-    rows, scales = x if isinstance(x, tuple) else (x, None)
-    comm._native.check_dispatch(as_bytes(rows), as_words(scales), topk_weights, topk_idx, is_token_in_rank)
+    rows, scales = (as_bytes(x[0]), as_words(x[1])) if isinstance(x, tuple) else (as_bytes(x), None)
+    comm._native.check_dispatch(rows, scales, topk_weights, topk_idx, is_token_in_rank)
 
 
 _native._C.know_rows(Rows)

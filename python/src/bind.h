@@ -150,8 +150,9 @@ static inline void object_keep(PyObject **at, PyObject *object)
 PyObject *know_torch(PyObject *module, PyObject *functions);
 /* parts(tensor, shape, offset, shape, offset, ...): parts of its memory, contiguous, of a tensor without gradients */
 PyObject *torch_parts(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
-/* heads(n, tensor, ...): the first n rows of each; they begin at their memory's begin, and have no gradients */
-PyObject *torch_heads(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
+/* The first n rows of a tensor of any strides, which begins at its memory's begin and has no gradients; None of None.
+ */
+PyObject *torch_head(PyObject *tensor, int64_t n);
 PyObject *torch_nothing(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
 /* The stream argument of the library: of None torch's current one, else what has `cuda_stream`; NULL on the CPU. */
 bool stream_get(const struct comm_object *comm, PyObject *stream, void **ret_stream);

@@ -27,7 +27,6 @@ static PyMethodDef functions[] = {
     {"know_dtype", know_dtype, METH_VARARGS, "know_dtype(dtype object, name)"},
     {"know_torch", know_torch, METH_VARARGS, "functions that calls use: see torch.c"},
     FAST("parts", torch_parts),
-    FAST("heads", torch_heads),
     FAST("nothing", torch_nothing),
     {"know_rows", know_rows, METH_O, "know_rows(type): the named tuple that a dispatch returns"},
     {"is_ready", is_ready, METH_O, "is_ready(tensor): may a call read it as it is? True for None"},

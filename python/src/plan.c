@@ -299,13 +299,12 @@ static PyObject *plan_sizes(PyObject *self, PyObject *unused)
                          plan->n_tokens, plan->topk);
 }
 
-/* settle() -> as sizes() */
+/* settle(rows or None, tensor or None) -> (n_recv, out_rows, most_recv, those of both that were received) */
 static PyObject *run_settle(PyObject *self, PyObject *const *args)
 {
     struct plan_object *plan = (struct plan_object *)self;
     ep_status status;
 
-    (void)args;
     Py_BEGIN_ALLOW_THREADS;
     status = ep_plan_settle(plan->plan);
     Py_END_ALLOW_THREADS;
@@ -314,7 +313,8 @@ static PyObject *run_settle(PyObject *self, PyObject *const *args)
     if (status != EP_OK)
         return raise_status(status);
     plan->fixed = false;
-    return plan_sizes(self, NULL);
+    return Py_BuildValue("(LLLNN)", (long long)plan->n_recv, (long long)plan->out_rows, (long long)plan->most_recv,
+                         received_rows(args[0], plan->n_recv), torch_head(args[1], plan->n_recv));
 }
 
 /* info() -> (n_recv, out_rows, n_send, n_wire, recv_per_expert, recv_from_rank, expert_start) */
@@ -349,7 +349,7 @@ static PyObject *plan_info(PyObject *self, PyObject *unused)
 MEMBER_METHOD(run_update, "update", 4)
 MEMBER_METHOD(run_tokens, "tokens", 1)
 MEMBER_METHOD(plan_dispatch, "dispatch", 12)
-MEMBER_METHOD(run_settle, "settle", 0)
+MEMBER_METHOD(run_settle, "settle", 2)
 MEMBER_METHOD(plan_combine, "combine", 6)
 MEMBER_METHOD(run_metadata, "metadata", 10)
 

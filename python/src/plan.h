@@ -38,5 +38,7 @@ bool find_tokens(struct plan_object *plan, void *stream);
 PyObject *plan_dispatch(PyObject *self, PyObject *const *args);
 PyObject *plan_combine(PyObject *self, PyObject *const *args);
 PyObject *know_rows(PyObject *module, PyObject *type);
+/* The first n of Rows; None of None. */
+PyObject *received_rows(PyObject *rows, int64_t n);
 
 #endif

@@ -275,6 +275,19 @@ static PyObject *as_rows(PyObject *outputs)
     return rows;
 }
 
+PyObject *received_rows(PyObject *rows, int64_t n)
+{
+    PyObject *heads[RECV_ALL] = {NULL};
+    bool ok = true;
+
+    if ((PyObject *)Py_TYPE(rows) != rows_type)
+        return torch_head(rows, n); /* of None */
+    for (int i = 0; i < RECV_ALL && ok; i++)
+        ok = (heads[i] = torch_head(PyTuple_GetItem(rows, i), n)) != NULL;
+    rows = tuple_from(RECV_ALL, heads, ok);
+    return rows ? as_rows(rows) : NULL;
+}
+
 /*
  * dispatch(x, scales, topk_weights, out, want_topk_idx, column_major, stream, were_bytes, recv_source, source_stride,
  * format, global_scale) -> Rows. out: Rows of before, or received rows alone, or None; were_bytes: has as_words() made

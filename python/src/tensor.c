@@ -311,7 +311,7 @@ bool tensor_get(PyObject *object, const struct want *want, struct place place, s
     if (object == Py_None) {
         memset(ret_tensor, 0, sizeof(*ret_tensor));
         if (!want->optional)
-            PyErr_Format(PyExc_TypeError, "%s: %s: is None, must be a tensor", want->call, want->name);
+            raise_kind(want->call, want->name, object, "a tensor");
         return want->optional;
     }
     if (!tensor_read(object, ret_tensor)) {

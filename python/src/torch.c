@@ -163,10 +163,10 @@ PyObject *torch_parts(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     return tuple_from(n, parts, ok);
 }
 
-/* The first n rows of a tensor of any strides; None of None. */
-static PyObject *head_of(PyObject *function, PyObject *tensor, int64_t n)
+PyObject *torch_head(PyObject *tensor, int64_t n)
 {
     struct form form = {0};
+    PyObject *function;
     struct tensor is;
 
     if (tensor == Py_None) {
@@ -174,29 +174,13 @@ static PyObject *head_of(PyObject *function, PyObject *tensor, int64_t n)
         return tensor;
     }
     if (!tensor_read(tensor, &is) || is.ndim < 1 || is.ndim > TENSOR_DIMS)
-        return PyErr_Occurred() ? NULL : raise_arg("heads: a tensor has %d dimensions", is.ndim);
+        return PyErr_Occurred() ? NULL : raise_arg("a tensor has %d dimensions", is.ndim);
     form.ndim = is.ndim;
     memcpy(form.shape, is.shape, sizeof(form.shape));
     memcpy(form.stride, is.stride, sizeof(form.stride));
     form.shape[0] = n;
-    return part_of(function, tensor, &form, 0);
-}
-
-PyObject *torch_heads(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
-{
-    PyObject *function = part_function(), *heads[TORCH_TUPLE] = {NULL};
-    bool ok = true;
-    int64_t n;
-
-    (void)module;
-    if (!function)
-        return NULL;
-    if (nargs < 1 || nargs > TORCH_TUPLE + 1)
-        return PyErr_Format(PyExc_TypeError, "heads: takes a number of rows, and up to %d tensors", TORCH_TUPLE);
-    n = want_int(args[0], "heads", "n", &ok);
-    for (int i = 1; i < nargs && ok; i++)
-        ok = (heads[i - 1] = head_of(function, args[i], n)) != NULL;
-    return tuple_from((int)nargs - 1, heads, ok);
+    function = part_function();
+    return function ? part_of(function, tensor, &form, 0) : NULL;
 }
 
 bool stream_get(const struct comm_object *comm, PyObject *stream, void **ret_stream)

@@ -23,6 +23,7 @@ import epkit
 from epkit._native import _C
 from epkit._tensors import Floats, aligned, current_stream, on_stream, wait_stream
 
+from .utils.envs import check_torch_deterministic
 from .utils.event import EventHandle, EventOverlap
 
 Event = Union[None, EventHandle, EventOverlap]
@@ -210,8 +211,11 @@ class CommStream:
         self._is_known = True
         return self.own
 
-    def order(self, asynchronous: bool, previous: Event = None, another: Event = None, on_comm: bool = False) -> Order:
-        """Of a call: see the stream rules."""
+    def order(self, asynchronous: bool, previous: Event = None, another: Event = None, on_comm: bool = False,
+              may_fill: bool = False) -> Order:
+        """Of a call: see the stream rules. `may_fill`: torch may fill new tensors."""
+        if not may_fill and torch._C._get_deterministic_algorithms():
+            check_torch_deterministic()
         if previous is None and another is None and (self.own is None or not (asynchronous or self._is_known or self._is_ahead)):
             self._is_behind = True
             return self._here

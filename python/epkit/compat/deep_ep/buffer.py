@@ -16,7 +16,6 @@ from ._errors import advise, naming, raise_refused
 from ._low_latency import LowLatencyCalls, hinted, size_hint
 from ._order import CommStream, Event, Mark, Order
 from ._rows import Rows, _as_given, _biases, _check_group, _origin_of, _origins, _with_columns, _with_scales, EarlyOutputs
-from .utils.envs import check_torch_deterministic
 from .utils.event import EventHandle, EventOverlap
 
 _STRIDE = 1 << 21  # of source ids: more tokens than a rank has, and 1024 ranks of them fit an int32
@@ -89,10 +88,14 @@ class Handle(OfThisProcess, Tuple[torch.Tensor, ...]):
     _filled = True  # of a handle that a program has made of tensors
 
     @classmethod
-    def of(cls, plan: epkit.Plan, order: Order, in_rank: torch.Tensor, source: Optional[torch.Tensor], capturing: bool) -> "Handle":
+    def of(cls, plan: epkit.Plan, order: Order, in_rank: Optional[torch.Tensor], topk_idx: Optional[torch.Tensor],
+           source: Optional[torch.Tensor], capturing: bool) -> "Handle":
         """`source`: on one node: memory that the dispatch has written, with _more() at its end. Otherwise the handle's tensors are
         allocated in torch's current stream, and written in that of the call."""
         ranks, nodes, tokens = plan.comm.size, plan.comm.nodes, plan._n_tokens
+        if in_rank is None:
+            assert topk_idx is not None
+            in_rank = plan.comm.layout(topk_idx, plan.num_experts, order.stream)[2]
         if source is not None:
             behind, more = source.shape[0] - _more(ranks, tokens), (ranks, 1)
             at = behind + ranks * ranks
@@ -288,7 +291,8 @@ class Buffer(LowLatencyCalls):
         sms = Buffer.num_sms if config is None else config.num_sms
         if not Buffer._num_sms_set and sms == Buffer.num_sms:
             sms = 0
-        self._comm._use_num_sms(sms)
+        if sms != self._comm._sms:
+            self._comm.set_num_sms(sms)
 
     @staticmethod
     def capture() -> EventOverlap:
@@ -326,7 +330,6 @@ class Buffer(LowLatencyCalls):
         Returns (num_tokens_per_rank int32 [R], num_tokens_per_rdma_rank int32 [hosts] or None on one host,
         num_tokens_per_expert int32 [E], is_token_in_rank bool [N, R], event).
         """
-        check_torch_deterministic()
         order, given = self._comm_stream.order(async_finish, previous_event, None, allocate_on_comm_stream), topk_idx
         if isinstance(topk_idx, torch.Tensor) and not topk_idx.is_contiguous():
             with order.on_stream():
@@ -410,14 +413,14 @@ class Buffer(LowLatencyCalls):
                 plan.settle()
             source, rows = placed or self._place_rows(plan, order, x, topk_idx, topk_weights)
             if early:
-                n, memory = plan.settle(), rows.x
-                rows = PlanRows(*_C.heads(n, *rows))
-                if memory.shape[0] > 2 * n:
+                memory, expected = rows.x, plan.out_rows
+                rows, _ = plan._settle(rows, None)
+                if expected > 2 * plan.out_rows:
                     self._early.add(memory)
             if not plan.fixed:
-                return rows, self._new_handle(plan, is_token_in_rank, topk_idx, order, source, capturing)
+                return rows, Handle.of(plan, order, is_token_in_rank, topk_idx, source, capturing)
         with order.on_stream():  # where a capture fills the handle
-            return rows, self._new_handle(plan, is_token_in_rank, topk_idx, order, source, capturing)
+            return rows, Handle.of(plan, order, is_token_in_rank, topk_idx, source, capturing)
 
     def _place_rows(self, plan: epkit.Plan, order: Order, x: Rows, topk_idx: Optional[torch.Tensor],
                     topk_weights: Optional[torch.Tensor]) -> Tuple[Optional[torch.Tensor], PlanRows]:
@@ -436,14 +439,6 @@ class Buffer(LowLatencyCalls):
         except epkit.ArgumentError as reported:
             if _refusal_of(reported) != _refusal_of(error):
                 raise reported from None
-
-    def _new_handle(self, plan: epkit.Plan, is_token_in_rank: Optional[torch.Tensor], topk_idx: Optional[torch.Tensor],
-                    order: Order, source: Optional[torch.Tensor], capturing: bool) -> Handle:
-        """The handle; see Handle.of()."""
-        if is_token_in_rank is None:
-            assert topk_idx is not None
-            is_token_in_rank = self._comm.layout(topk_idx, plan.num_experts, order.stream)[2]
-        return Handle.of(plan, order, is_token_in_rank, source, capturing)
 
     @_naming_worst
     def dispatch(self, x: Rows, handle: Optional[Handle] = None, num_tokens_per_rank: Optional[torch.Tensor] = None,
@@ -474,7 +469,6 @@ class Buffer(LowLatencyCalls):
         Returns (rows as x, local expert numbers int64 [n, K] with -1, weights [n, K], list of L counts, handle, event);
         with a handle (rows, None, None, None, None, event).
         """
-        check_torch_deterministic()
         order = self._comm_stream.order(async_finish, previous_event, None, allocate_on_comm_stream)
         if handle is not None:
             if topk_idx is not None or topk_weights is not None:
@@ -487,7 +481,8 @@ class Buffer(LowLatencyCalls):
             return _as_given(given, rows), None, None, None, None, order.done(async_finish, (x, rows))
         if topk_idx is None and topk_weights is not None:
             raise AssertionError("dispatch: topk_weights are of topk_idx, which is not given")
-        given, x, topk_weights = x, order.rows(_with_columns(x)), order.input(topk_weights)
+        given, x = x, order.input(x) if type(x) is torch.Tensor and x.dtype is torch.bfloat16 else order.rows(_with_columns(x))
+        topk_weights = order.input(topk_weights)
         self._apply_sms(config)
         check_inputs(self._comm, topk_idx, x, topk_weights, is_token_in_rank)
         if num_worst_tokens:
@@ -496,7 +491,8 @@ class Buffer(LowLatencyCalls):
                                      num_worst_tokens)
         event = order.done(async_finish, (x, rows, topk_idx, topk_weights, num_tokens_per_expert, new.memory),
                            new.memory if plan.fixed else ())
-        return _as_given(given, rows), rows.topk_idx, rows.topk_weights, list(plan.recv_per_expert), new, event
+        counts: List[int] = [] if plan.fixed else plan._native.info()[4]  # type: ignore[assignment]
+        return _as_given(given, rows), rows.topk_idx, rows.topk_weights, counts, new, event
 
     @_naming_worst
     def combine(self, x: torch.Tensor, handle: Handle, topk_weights: Optional[torch.Tensor] = None,
@@ -516,7 +512,6 @@ class Buffer(LowLatencyCalls):
         on several hosts each other host adds its own rows first.
         """
         plan = self._plan_of(handle, "combine")
-        check_torch_deterministic()
         order = self._comm_stream.order(async_finish, previous_event, None, allocate_on_comm_stream)
         self._apply_sms(config)
         x, topk_weights = order.input(x), order.input(topk_weights)

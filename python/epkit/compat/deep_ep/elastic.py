@@ -15,7 +15,6 @@ from epkit.plan import Rows as PlanRows
 from ._errors import naming, raise_refused
 from ._order import CommStream, Mark, Order
 from ._rows import Rows, _as_given, _biases, _check_group, _with_scales, EarlyOutputs
-from .utils.envs import check_torch_deterministic
 from .utils.event import EventHandle, EventOverlap
 from .utils.math import align
 from .utils.semantic import value_or
@@ -360,26 +359,32 @@ class ElasticBuffer(OfThisProcess):
               stride: int) -> Tuple[PlanRows, Optional[torch.Tensor]]:
         """The dispatch of a new plan: (rows, their sources in the rank layout). With cpu_sync the counts are known afterwards."""
         counted, (out, self._out) = cpu_sync and plan.fixed, (self._out, None)
-        given, scales = _with_scales(x)
         # Scales in columns have the stride of their number of rows.
-        early = counted and not (columns and scales is not None) and (out is not None or self._early.has_room())
+        early = counted and not (columns and isinstance(x, tuple)) and (out is not None or self._early.has_room())
+        placed: Optional[Tuple[PlanRows, Optional[torch.Tensor]]] = None
         with order.allocating():
-            if early and out is None:
-                try:
-                    out = self._comm._native.new((plan.out_rows, given.shape[-1]), given.dtype)
-                    self._early.add(out)
-                except torch.cuda.OutOfMemoryError:
-                    early = False
             if counted and not early:
                 plan.settle()
-            source = None if plan.expanded else self._comm._native.new((plan.out_rows,), torch.int32)
-            rows = plan._dispatch(given, scales, topk_weights, not plan.expanded, columns,
-                                  None if out is None else _C.heads(plan.out_rows, out)[0], order.stream, source,
-                                  0 if source is None else stride)
+            try:
+                placed = self._place_rows(plan, order, x, topk_weights, columns, out, stride)
+            except torch.cuda.OutOfMemoryError:
+                if not early or out is not None:
+                    raise
+                early = False
+                plan.settle()
+            rows, source = placed or self._place_rows(plan, order, x, topk_weights, columns, out, stride)
         if early:
-            *heads, source = _C.heads(plan.settle(), *rows, source)
-            rows = PlanRows(*heads)
+            if out is None:
+                self._early.add(rows.x)
+            rows, source = plan._settle(rows, source)
         return rows, source
+
+    def _place_rows(self, plan: epkit.Plan, order: Order, x: Rows, topk_weights: Optional[torch.Tensor], columns: bool,
+                    out: Optional[torch.Tensor], stride: int) -> Tuple[PlanRows, Optional[torch.Tensor]]:
+        given, scales = _with_scales(x)
+        source = None if plan.expanded else self._comm._native.new((plan.out_rows,), torch.int32)
+        return plan._dispatch(given, scales, topk_weights, not plan.expanded, columns, None if out is None else out[:plan.out_rows],
+                              order.stream, source, 0 if source is None else stride), source
 
     @_naming_most
     def dispatch(self, x: Rows, topk_idx: Optional[torch.Tensor] = None, topk_weights: Optional[torch.Tensor] = None,
@@ -413,7 +418,6 @@ class ElasticBuffer(OfThisProcess):
 
         Returns (rows as x, local expert numbers [n, K] or None if expanded, weights [n, K] or [n] or None, handle, event).
         """
-        check_torch_deterministic()
         order = self._comm_stream.order(async_with_compute_stream, previous_event, previous_event_before_epilogue, allocate_on_comm_stream)
         x, topk_weights, stats = order.rows(x), order.input(topk_weights), cumulative_local_expert_recv_stats
         if handle is None:
@@ -498,7 +502,6 @@ class ElasticBuffer(OfThisProcess):
         last choice that went there; rounded once. See allow_multiple_reduction for the expanded layout, and for several hosts: a
         term for each of them, its own sum, rounded. Without it on several hosts the sum is that of Buffer.combine().
         """
-        check_torch_deterministic()
         self._plan_of(handle, "combine")
         order = self._comm_stream.order(async_with_compute_stream, previous_event, previous_event_before_epilogue, allocate_on_comm_stream)
         self._comm._use_num_sms(num_sms or self._comm._sms)

@@ -198,7 +198,7 @@ class EPBuffer(ElasticBuffer, BufferBase):
     def _replicate(self, previous_event: Optional[EventHandle], num_sms: int, work: Callable[..., None], call: str,
                    *given: Any) -> EventOverlap:
         self._check_view(call)
-        order = self._comm_stream.order(True, previous_event)
+        order = self._comm_stream.order(True, previous_event, may_fill=True)
         self._comm._use_num_sms(num_sms)
         with order.on_stream():
             work(self, call, *given, order)

@@ -98,7 +98,7 @@ def check_nvlink_connections(group: Any) -> None:
 
 def check_torch_deterministic() -> None:
     """torch.empty() must not fill memory in the background: the fill would run beside the communication stream."""
-    if torch._C._get_deterministic_algorithms() and getattr(torch.utils.deterministic, "fill_uninitialized_memory") and \
+    if torch.are_deterministic_algorithms_enabled() and getattr(torch.utils.deterministic, "fill_uninitialized_memory") and \
             torch.cuda.is_available():
         raise AssertionError("set torch.utils.deterministic.fill_uninitialized_memory = False: with it torch.empty() writes "
                              "to outputs while they are received")
