@@ -150,6 +150,8 @@ class Plan(OfThisProcess):
         if isinstance(x, tuple) and len(x) != 2:
             raise TypeError(f"dispatch: x is a tuple of {len(x)}, must be a tensor, or a tuple of a tensor and its scales")
         rows, scales = x if isinstance(x, tuple) else (x, None)
+        if quantize is None and global_scale is None and _native._C.is_ready(rows, scales, topk_weights):
+            return self._dispatch(rows, scales, topk_weights, want_topk_idx, column_major_scales, out, stream)
         want_no_grad("dispatch", "use epkit.dispatch(plan, ...)", x=rows, topk_weights=topk_weights)
         if quantize is not None:
             if scales is not None:
@@ -215,10 +217,12 @@ class Plan(OfThisProcess):
 
         Returns (out [N, H] bfloat16, weights float32 [N, K] or None).
         """
-        want_no_grad("combine", "use epkit.combine(plan, ...)", x=x, topk_weights=topk_weights)
+        if not _native._C.is_ready(x, topk_weights):
+            want_no_grad("combine", "use epkit.combine(plan, ...)", x=x, topk_weights=topk_weights)
+            x, topk_weights = aligned(x), aligned(topk_weights)
         biases = () if bias is None else tuple(bias) if isinstance(bias, (tuple, list)) else (bias,)
         flags = (_native.COMBINE_BY_CHOICE if by_choice else 0) | (_native.COMBINE_ROUND_PARTIAL if round_partial else 0)
-        return self._combine(aligned(x), aligned(topk_weights), [aligned(one) for one in biases], flags, out, stream)
+        return self._combine(x, topk_weights, [aligned(one) for one in biases], flags, out, stream)
 
     def _combine(self, x: torch.Tensor, topk_weights: Optional[torch.Tensor], biases: Sequence[Optional[torch.Tensor]], flags: int,
                  out: Optional[torch.Tensor], stream: Stream) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:

@@ -29,7 +29,7 @@ static PyMethodDef functions[] = {
     FAST("parts", torch_parts),
     FAST("nothing", torch_nothing),
     {"know_rows", know_rows, METH_O, "know_rows(type): the named tuple that a dispatch returns"},
-    {"is_ready", is_ready, METH_O, "is_ready(tensor): may a call read it as it is? True for None"},
+    FAST("is_ready", is_ready),
     {NULL, NULL, 0, NULL},
 };
 

@@ -354,22 +354,22 @@ static int is_true(PyObject *object, PyObject *name, bool call)
     return result;
 }
 
-PyObject *is_ready(PyObject *module, PyObject *object)
+/* 1, 0, or -1 with an exception */
+static int is_one_ready(PyObject *object)
 {
     static PyObject *requires_grad, *is_neg;
     const struct dl_exchange *table;
     struct tensor tensor;
     int not_ready;
 
-    (void)module;
     if (object == Py_None)
-        Py_RETURN_TRUE;
+        return 1;
     if (!is_neg && (!(requires_grad = PyUnicode_InternFromString("requires_grad")) ||
                     !(is_neg = PyUnicode_InternFromString("is_neg"))))
-        return NULL;
+        return -1;
     table = table_of(Py_TYPE(object));
     if (!table || !read_table(table, object, &tensor) || (uintptr_t)tensor.data % TENSOR_ALIGNMENT)
-        Py_RETURN_FALSE;
+        return 0;
     not_ready = is_true(object, requires_grad, false);
     if (!not_ready && tensor.type == TYPE_F32)
         not_ready = is_true(object, is_neg, true);
@@ -377,5 +377,15 @@ PyObject *is_ready(PyObject *module, PyObject *object)
         PyErr_Clear();
         not_ready = 1;
     }
-    return not_ready < 0 ? NULL : PyBool_FromLong(!not_ready);
+    return not_ready < 0 ? -1 : !not_ready;
+}
+
+PyObject *is_ready(PyObject *module, PyObject *const *tensors, Py_ssize_t n)
+{
+    int ready = 1;
+
+    (void)module;
+    for (Py_ssize_t i = 0; i < n && ready > 0; i++)
+        ready = is_one_ready(tensors[i]);
+    return ready < 0 ? NULL : PyBool_FromLong(ready);
 }

@@ -56,9 +56,9 @@ int tensor_know_dtype(PyObject *dtype, const char *name);
 /* False with an exception set that names the call, the argument and what is wrong with it. */
 bool tensor_get(PyObject *object, const struct want *want, struct place place, struct tensor *ret_tensor);
 
-/* METH_O: True for None, and for a tensor that a call can read as it is: it begins at a multiple of 16 bytes, takes no
- * part in gradients, and its memory holds the values, not the negated ones (torch.Tensor.is_neg()). */
-PyObject *is_ready(PyObject *module, PyObject *tensor);
+/* METH_FASTCALL: True if each is None, or a tensor that a call can read as it is: it begins at a multiple of 16 bytes,
+ * takes no part in gradients, and its memory holds the values, not the negated ones (torch.Tensor.is_neg()). */
+PyObject *is_ready(PyObject *module, PyObject *const *tensors, Py_ssize_t n);
 
 /* A tensor that a call has made itself: as tensor_get(), which would say the same. */
 struct form;

@@ -481,8 +481,9 @@ class Buffer(LowLatencyCalls):
             return _as_given(given, rows), None, None, None, None, order.done(async_finish, (x, rows))
         if topk_idx is None and topk_weights is not None:
             raise AssertionError("dispatch: topk_weights are of topk_idx, which is not given")
-        given, x = x, order.input(x) if type(x) is torch.Tensor and x.dtype is torch.bfloat16 else order.rows(_with_columns(x))
-        topk_weights = order.input(topk_weights)
+        given = x
+        if not (type(x) is torch.Tensor and x.dtype is torch.bfloat16 and _C.is_ready(x, topk_weights)):
+            x, topk_weights = order.rows(_with_columns(x)), order.input(topk_weights)
         self._apply_sms(config)
         check_inputs(self._comm, topk_idx, x, topk_weights, is_token_in_rank)
         if num_worst_tokens:
