@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequenc
 import torch
 
 from . import _native
-from ._tensors import (Floats, OfThisProcess, Stream, aligned, as_bytes, as_words, in_stream, stream_pointer, want_no_grad,
-                       want_tensor)
+from ._tensors import (Floats, OfThisProcess, Stream, aligned, as_bytes, as_words, in_stream, run_untraced, stream_pointer,
+                       want_no_grad, want_tensor)
 
 if TYPE_CHECKING:
     from .communicator import Communicator
@@ -342,3 +342,4 @@ def check_inputs(comm: "Communicator", topk_idx: Any, x: Floats, topk_weights: O
 
 
 _native._C.know_rows(Rows)
+run_untraced(Plan.dispatch, Plan.combine)

@@ -8,7 +8,7 @@
 
 struct cuda_plan {
     struct cuda_block block;           /* entries, counts, indices */
-    struct cuda_block ordered;         /* entries in the order of EP_COMBINE_BY_CHOICE; made on first use */
+    struct cuda_block ordered;         /* expanded: entries in the order of EP_COMBINE_BY_CHOICE; made on first use */
     uint32_t order;                    /* of the present routing, in `ordered`: flags of the combine; 0: none */
     bool ordered_in_graph;             /* then the host does not know which order is there */
     struct cuda_block metadata_counts; /* between nodes: counts for metadata of a plan of exact counts; made on first

@@ -2,7 +2,7 @@
 """DeepEP V1: Buffer."""
 import os
 import warnings
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 import torch
 
@@ -14,7 +14,7 @@ from epkit.plan import Rows as PlanRows
 
 from ._errors import advise, naming, raise_refused
 from ._low_latency import LowLatencyCalls, hinted, size_hint
-from ._order import CommStream, Event, Mark, Order
+from ._order import CommStream, Mark, Order
 from ._rows import Rows, _as_given, _biases, _check_group, _origin_of, _origins, _with_columns, _with_scales, EarlyOutputs
 from .utils.event import EventHandle, EventOverlap
 
@@ -515,7 +515,8 @@ class Buffer(LowLatencyCalls):
         plan = self._plan_of(handle, "combine")
         order = self._comm_stream.order(async_finish, previous_event, None, allocate_on_comm_stream)
         self._apply_sms(config)
-        x, topk_weights = order.input(x), order.input(topk_weights)
+        if not _C.is_ready(x, topk_weights):
+            x, topk_weights = order.input(x), order.input(topk_weights)
         biases = () if bias is None else tuple(order.input(one) for one in _biases(bias))
         with order.allocating():
             out, weights = plan._combine(x, topk_weights, biases, 0, None, order.stream)

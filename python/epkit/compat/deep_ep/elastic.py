@@ -87,11 +87,11 @@ class EPHandle(OfThisProcess):
         return self.__copy__()
 
     def _expanded(self, x: torch.Tensor, order: Order) -> torch.Tensor:
-        """x with the rows of the plan. It has a row for each received token where a program has reduced the expanded rows; then
+        """x with the rows of the plan, which is expanded. It has a row for each received token where a program has reduced the expanded rows; then
         recv_src_metadata[:, 2:] has its rows. Each becomes the row of one of the token's last choices, the other rows are 0, so
         that the ranks need not agree on it. In torch's current stream; the host does not wait."""
         metadata = self.__dict__.get("recv_src_metadata")
-        if not (self.plan.expanded and self.do_expand) or not isinstance(metadata, torch.Tensor) or not isinstance(x, torch.Tensor):
+        if not self.do_expand or not isinstance(metadata, torch.Tensor) or not isinstance(x, torch.Tensor):
             return x
         tokens, topk = len(metadata), self.plan.topk
         if x.dim() != 2 or x.shape[0] != tokens or metadata.dim() != 2 or metadata.shape[1] != 2 + topk or not tokens:
@@ -419,11 +419,14 @@ class ElasticBuffer(OfThisProcess):
         Returns (rows as x, local expert numbers [n, K] or None if expanded, weights [n, K] or [n] or None, handle, event).
         """
         order = self._comm_stream.order(async_with_compute_stream, previous_event, previous_event_before_epilogue, allocate_on_comm_stream)
-        x, topk_weights, stats = order.rows(x), order.input(topk_weights), cumulative_local_expert_recv_stats
+        stats = cumulative_local_expert_recv_stats
+        if not (type(x) is torch.Tensor and _C.is_ready(x, topk_weights)):
+            x, topk_weights = order.rows(x), order.input(topk_weights)
         if handle is None:
             if topk_idx is None:
                 raise AssertionError("dispatch: give topk_idx or a handle")
-            self._check_stats(stats, num_experts)
+            if stats is not None:
+                self._check_stats(stats, num_experts)
             check_inputs(self._comm, topk_idx, x, topk_weights)
             cpu_sync, capturing = do_cpu_sync is None or do_cpu_sync, order.capturing()
             most = self.num_max_tokens_per_rank if num_max_tokens_per_rank is None else num_max_tokens_per_rank
@@ -434,7 +437,8 @@ class ElasticBuffer(OfThisProcess):
             rows, source = self._send(plan, order, x, topk_weights, use_tma_aligned_col_major_sf, cpu_sync, most)
         else:
             self._plan_of(handle, "dispatch")
-            self._check_stats(stats, handle.num_experts)
+            if stats is not None:
+                self._check_stats(stats, handle.num_experts)
             self._check_again(handle, topk_idx, do_cpu_sync, do_expand, num_experts, num_max_tokens_per_rank, expert_alignment)
             fresh, plan, source = False, handle._plan(order.stream), None
             self._comm._use_num_sms(num_sms or 0)
@@ -458,9 +462,7 @@ class ElasticBuffer(OfThisProcess):
                            handle._tensors() if fresh and order.stream is not None else ())
         return _as_given(x, rows), rows.topk_idx, rows.topk_weights, handle, event
 
-    def _check_stats(self, stats: Optional[torch.Tensor], num_experts: Optional[int]) -> None:
-        if stats is None:
-            return
+    def _check_stats(self, stats: torch.Tensor, num_experts: Optional[int]) -> None:
         want_tensor(stats, "dispatch", "cumulative_local_expert_recv_stats")
         local = want_integer(value_or(num_experts, 0), "dispatch", "num_experts") // self.num_ranks
         if stats.dtype != torch.int32 or list(stats.shape) != [local]:
@@ -505,8 +507,10 @@ class ElasticBuffer(OfThisProcess):
         self._plan_of(handle, "combine")
         order = self._comm_stream.order(async_with_compute_stream, previous_event, previous_event_before_epilogue, allocate_on_comm_stream)
         self._comm._use_num_sms(num_sms or self._comm._sms)
-        x = order.copied(x, x if topk_weights is not None else handle._expanded(x, order))
-        x, topk_weights = order.input(x), order.input(topk_weights)
+        if topk_weights is None and handle.plan.expanded:
+            x = order.copied(x, handle._expanded(x, order))
+        if not _C.is_ready(x, topk_weights):
+            x, topk_weights = order.input(x), order.input(topk_weights)
         biases = () if bias is None else tuple(order.input(one) for one in _biases(bias))
         plan = handle._plan(order.stream)
         flags = 0
