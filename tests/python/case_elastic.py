@@ -340,6 +340,24 @@ def test_rows_are_borrowed(rank, size):
     buffer.destroy()
 
 
+@on_ranks(2)
+def test_sent_before_counts(rank, size):
+    """Rows that are sent before their host knows how many there are, as on GPUs: what a dispatch that waits brings."""
+    early, waits = new_buffer(), new_buffer()
+    early._early.able, waits._early.able = True, False
+    for step, tokens in enumerate((MOST, 3, 0, MOST)):
+        torch.manual_seed(10 * step + rank)
+        topk_idx, weights = torch.rand(tokens, 4 * size).topk(TOPK).indices, torch.rand(tokens, TOPK)
+        x = torch.randn(tokens, HIDDEN).to(torch.bfloat16)
+        x = per_token_cast_to_fp8(x) if step % 2 else x
+        a, b = (one.dispatch(x, topk_idx, weights, num_experts=4 * size) for one in (early, waits))
+        for got, want in zip((*as_tuple(a[0]), *a[1:3], a[3].recv_src_metadata), (*as_tuple(b[0]), *b[1:3], b[3].recv_src_metadata)):
+            assert got.shape == want.shape and got.stride() == want.stride() and torch.equal(got.float(), want.float())
+        assert a[3].num_recv_tokens_per_expert_list == b[3].num_recv_tokens_per_expert_list and a[3].plan.n_recv == len(a[1])
+        y = torch.randn(len(a[1]), HIDDEN).to(torch.bfloat16)
+        assert torch.equal(early.combine(y, a[3])[0], waits.combine(y, b[3])[0])
+
+
 @on_ranks(4)
 def test_replicas_of_experts(rank, size):
     """Weights go to their slots bit by bit, and gradients come back to the owner, added in the order of (rank, slot)."""
