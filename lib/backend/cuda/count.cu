@@ -11,7 +11,9 @@
 
 #define BLOCK 1024 /* tokens of a block: few batches of tokens need a second one */
 #define WARPS (BLOCK / WARP)
+#define GROUPS (BLOCK / CUDA_COUNT_TOKENS)
 #define GROUP_WARPS (CUDA_COUNT_TOKENS / WARP)
+static_assert(WARPS == WARP && CUDA_MAX_RANKS <= WARPS, "a lane for each warp, and a warp for each rank");
 
 namespace
 {
@@ -54,59 +56,66 @@ __device__ uint32_t ranks_of_mask(const cuda_count &c, int token, uint8_t *last)
     return ranks & ~c.absent;
 }
 
+/* The sum of n over this lane and those before it. By all lanes. */
+__device__ int sum_lanes(int n)
+{
+    int lane = (int)threadIdx.x % WARP;
+
+    for (int i = 1; i < WARP; i *= 2) {
+        int other = __shfl_up_sync(ALL_LANES, n, i);
+
+        n += lane >= i ? other : 0;
+    }
+    return n;
+}
+
 /*
  * Writes the entries of this thread's token in rank order, numbered within the block, and the rows per rank of each
  * CUDA_COUNT_TOKENS tokens.
  */
 __device__ void number_rows(const cuda_update &u, int token, uint32_t ranks, const uint8_t *last)
 {
-    __shared__ int32_t rows[WARPS][CUDA_MAX_RANKS];
+    __shared__ int32_t rows[CUDA_MAX_RANKS][WARPS]; /* of each warp, then those before it */
     const cuda_count &c = u.count;
-    int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP, n = 0, group = token / CUDA_COUNT_TOKENS;
+    int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP, n = 0;
 
     for (int rank = 0; rank < c.nranks; rank++) {
         uint32_t votes = __ballot_sync(ALL_LANES, ranks >> rank & 1);
 
         if (lane == 0)
-            rows[warp][rank] = __popc(votes);
+            rows[rank][warp] = __popc(votes);
+    }
+    __syncthreads();
+    if (warp < c.nranks) { /* a warp for each rank, a lane for each warp */
+        int own = rows[warp][lane], sum = sum_lanes(own), group = (int)blockIdx.x * GROUPS + lane / GROUP_WARPS;
+        int begin = __shfl_sync(ALL_LANES, sum - own, lane / GROUP_WARPS * GROUP_WARPS);
+
+        rows[warp][lane] = sum - own;
+        if (lane % GROUP_WARPS == GROUP_WARPS - 1 && group < u.blocks)
+            c.block_rows[group * c.nranks + warp] = sum - begin;
     }
     __syncthreads();
     for (int rank = 0; rank < c.nranks; rank++) {
         uint32_t votes = __ballot_sync(ALL_LANES, ranks >> rank & 1);
-        int before = __popc(votes & ((1u << lane) - 1));
+        int before = rows[rank][warp] + __popc(votes & ((1u << lane) - 1));
 
-        if (!(ranks >> rank & 1))
-            continue;
-        for (int w = 0; w < warp; w++)
-            before += rows[w][rank];
-        c.entry[(size_t)token * c.width + n++] = {before, (uint16_t)rank, last[rank]};
+        if (ranks >> rank & 1)
+            c.entry[(size_t)token * c.width + n++] = {before, (uint16_t)rank, last[rank]};
     }
     if (token < c.n_tokens)
         c.count[token] = n;
-    if (warp % GROUP_WARPS == 0 && lane < c.nranks && group < u.blocks) {
-        int total = 0;
-
-        for (int w = warp; w < warp + GROUP_WARPS; w++)
-            total += rows[w][lane];
-        c.block_rows[group * c.nranks + lane] = total;
-    }
 }
 
 /* Makes the rows of each CUDA_COUNT_TOKENS tokens of a rank those before them; returns their sum. By a warp. */
 __device__ int sum_groups(const cuda_update &u, int rank)
 {
-    int lane = (int)threadIdx.x % WARP, total = 0;
+    int total = 0;
 
     for (int first = 0; first < u.blocks; first += WARP) {
-        int group = first + lane;
+        int group = first + (int)threadIdx.x % WARP;
         int32_t *rows = &u.count.block_rows[group * u.count.nranks + rank];
-        int n = group < u.blocks ? __ldcg(rows) : 0, sum = n;
+        int n = group < u.blocks ? __ldcg(rows) : 0, sum = sum_lanes(n);
 
-        for (int i = 1; i < WARP; i *= 2) {
-            int other = __shfl_up_sync(ALL_LANES, sum, i);
-
-            sum += lane >= i ? other : 0;
-        }
         if (group < u.blocks)
             *rows = total + sum - n;
         total += __shfl_sync(ALL_LANES, sum, WARP - 1);
@@ -172,7 +181,7 @@ __global__ void __launch_bounds__(BLOCK) add_blocks_kernel(const __grid_constant
     for (int i = 0; token < c.n_tokens && i < c.count[token]; i++) {
         cuda_entry *entry = &c.entry[(size_t)token * c.width + i];
 
-        entry->row += c.block_rows[token / BLOCK * (BLOCK / CUDA_COUNT_TOKENS) * c.nranks + entry->local];
+        entry->row += c.block_rows[token / BLOCK * GROUPS * c.nranks + entry->local];
     }
 }
 
