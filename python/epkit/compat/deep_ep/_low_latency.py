@@ -196,7 +196,7 @@ class LowLatencyCalls(OfThisProcess):
 
     def _low_latency_order(self, hook: bool, asynchronous: bool) -> Order:
         """A call with a hook runs in the current stream."""
-        return self._comm_stream.order_here() if hook else self._comm_stream.order(asynchronous, may_fill=True)
+        return self._comm_stream.here if hook else self._comm_stream.order(asynchronous, may_fill=True)
 
     def _check_sums(self, sums: torch.Tensor, call: str, name: str, dtype: torch.dtype, size: int) -> None:
         """What the call adds to: here, because epkit's call has another name for it."""

@@ -196,13 +196,13 @@ class Mark:
 class CommStream:
     """The communication stream of a buffer.
 
-    own: a torch.cuda.Stream; None on the CPU.
+    own: a torch.cuda.Stream; None on the CPU. here: of calls in the current stream, or on the CPU.
     """
 
     def __init__(self, comm: epkit.Communicator) -> None:
         self.own = torch.cuda.Stream(comm.device, priority=-1) if comm.is_cuda else None  # type: ignore[no-untyped-call]
         self._device = comm.device
-        self._here = Order(comm.device, None, None, False)
+        self.here = Order(comm.device, None, None, False)
         self._is_known = False
         self._is_ahead = self._is_behind = False  # own: of the current stream, by the calls since it was joined
 
@@ -218,13 +218,9 @@ class CommStream:
             check_torch_deterministic()
         if previous is None and another is None and (self.own is None or not (asynchronous or self._is_known or self._is_ahead)):
             self._is_behind = True
-            return self._here
+            return self.here
         if self.own is not None:
             if self._is_behind:
                 wait_stream(self.own, current_stream(self._device))
             self._is_behind, self._is_ahead = False, asynchronous
         return Order(self._device, self.own, previous, on_comm, another)
-
-    def order_here(self) -> Order:
-        """Of a call that always runs in the current stream."""
-        return self._here

@@ -425,11 +425,11 @@ class Buffer(LowLatencyCalls):
     def _place_rows(self, plan: epkit.Plan, order: Order, x: Rows, topk_idx: Optional[torch.Tensor],
                     topk_weights: Optional[torch.Tensor]) -> Tuple[Optional[torch.Tensor], PlanRows]:
         """(memory for a handle, rows). It begins with recv_source of the dispatch; None between nodes."""
-        rows, scales = x if isinstance(x, tuple) else (x, None)
-        if self._comm.nodes > 1:
-            return None, plan._dispatch(rows, scales, topk_weights, topk_idx is not None, False, None, order.stream)
-        source = self._comm._native.new((plan.out_rows + _more(self.group_size, plan._n_tokens),), torch.int32)
-        return source, plan._dispatch(rows, scales, topk_weights, topk_idx is not None, False, None, order.stream, source, _STRIDE)
+        more, source = _more(self.group_size, plan._n_tokens), None
+        if self._comm.nodes == 1:
+            source = self._comm._native.new((plan.out_rows + more,), torch.int32)
+        return source, plan._dispatch(*_with_scales(x), topk_weights, topk_idx is not None, False, None, order.stream, source,
+                                      0 if source is None else _STRIDE)
 
     def _end_refused(self, error: epkit.ArgumentError, order: Order) -> None:
         """After a dispatch that was refused on all ranks: what the library reports of it, too. What it reports of an earlier
