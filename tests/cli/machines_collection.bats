@@ -4,6 +4,7 @@
 # The doctor on the whole collection of machines: healthy ones as the field has them, each check's fault and its
 # neighbours, live and from snapshots, and no snapshot with an identifier in it. tests/machines/collection.py does it.
 
+# bats file_tags=once
 load common
 load machines
 
@@ -27,6 +28,7 @@ unless_sanitized() {
     [ -z "${EPKIT_SANITIZED-}" ] || [ -n "${EPKIT_TEST_LONG-}" ] || skip "long tier with sanitizers"
 }
 
+# bats test_tags=both
 @test "healthy machines of clouds, makers, schedulers and containers have no finding" {
     local n
     n=$(python3 -S "$MACHINES/machines.py" --field | wc --lines)
@@ -35,16 +37,19 @@ unless_sanitized() {
     both field
 }
 
+# bats test_tags=both
 @test "each rule finds its fault, and leaves its neighbours alone" {
     unless_sanitized
     both rules
 }
 
+# bats test_tags=both
 @test "more machines of clouds, makers and sites, healthy and with a fault" {
     unless_sanitized
     both sites
 }
 
+# bats test_tags=both
 @test "machines of public reports, and neighbours that look like them" {
     unless_sanitized
     both reports
@@ -94,6 +99,7 @@ stack-needs: export EP_DISABLE_GIN=1 | With EP_DISABLE_GIN=1 one node works over
 END
 }
 
+# bats test_tags=both
 @test "libraries for expert parallelism: complete, in part, of another version" {
     unless_sanitized
     both stacks
@@ -226,6 +232,7 @@ END
 }
 
 # PyTorch is that of the Python tests; its folder is copied by links beside it, and other wheels are installed there.
+# bats test_tags=both
 @test "--stacks on a virtual environment with the wheels of the package index" {
     [ -n "${EPKIT_TEST_LONG-}" ] || skip "long tier: downloads about 0.5 GB"
     local python venv site from
@@ -269,6 +276,7 @@ END
     done
 }
 
+# bats test_tags=both
 @test "nodes of further sites, with the NICs of each GPU" {
     unless_sanitized
     collection nodes --live
@@ -276,6 +284,7 @@ END
     collection nodes --only aws-p5-docker
 }
 
+# bats test_tags=both
 @test "Secure Boot, confidential guests, hidden switches, forward compatibility: what is beneath a machine" {
     unless_sanitized
     both platforms
@@ -334,16 +343,19 @@ remedy() {
     [[ "$output" == *"a sandbox (gVisor, or one without /sys) hides where its GPUs"* ]]
 }
 
+# bats test_tags=both
 @test "single details of healthy nodes, unusual or wrong" {
     unless_sanitized
     both details
 }
 
+# bats test_tags=both
 @test "remedies name nothing of another operating system" {
     unless_sanitized
     python3 -S "$MACHINES/systems.py" "$EPKIT"
 }
 
+# bats test_tags=both
 @test "commands that findings give help, and bring no other finding" {
     local names=()
     unless_sanitized
@@ -365,16 +377,19 @@ remedy() {
     [ "$(python3 -S "$MACHINES/machines.py" --rules | grep --count --invert-match ' ')" -ge 20 ]
 }
 
+# bats test_tags=both
 @test "every eighth machine, live, with sanitizers; in the long tier every machine" {
     [ -n "${EPKIT_SANITIZED-}" ] || skip "for builds with sanitizers"
     if [ -n "${EPKIT_TEST_LONG-}" ]; then collection all --live; else collection all --live --every 8; fi
 }
 
+# bats test_tags=both
 @test "every other machine, live and from its snapshot" {
     [ -n "${EPKIT_TEST_LONG-}" ] || skip "long tier; the tests of single machines compare their snapshots as well"
     collection all
 }
 
+# bats test_tags=both
 @test "a snapshot that an older epkit has saved says what its machine says" {
     unless_sanitized
     cd "$BATS_TEST_TMPDIR" || return 1
