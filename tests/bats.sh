@@ -24,4 +24,9 @@ case $suite in
 cli/doctor) ;; # it mounts on /dev/shm
 cli/*) place=("$EPKIT_SOURCE/tests/in_memory.sh") ;;
 esac
+# Cases with the tag "once" are the same in every build, and in the medium tier are run with sanitizers alone; in a file of
+# such, "both" marks those that are not.
+if [ -n "${EPKIT_ONCE-}" ] && [ -z "$EPKIT_SANITIZED" ]; then
+    set -- --filter-tags '!once' --filter-tags both "$@"
+fi
 exec "${place[@]}" bats --tap --print-output-on-failure "$@" "$EPKIT_SOURCE/tests/$suite.bats"

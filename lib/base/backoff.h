@@ -27,11 +27,17 @@ static inline bool ep_backoff_yield(void)
     return ep_now_ns() - begin_ns > EP_BACKOFF_SLOW_NS;
 }
 
-static inline void ep_backoff_sleep(void)
+/* The sleep after `n` others of one wait: each is a few hundredths of what has been waited, and at most 1 ms. */
+static inline void ep_backoff_sleep_again(unsigned n)
 {
-    struct timespec moment = {.tv_nsec = EP_BACKOFF_SLEEP_NS};
+    struct timespec moment = {.tv_nsec = EP_BACKOFF_SLEEP_NS * (1 + (n < 608 ? n : 608) / 32)};
 
     nanosleep(&moment, NULL);
+}
+
+static inline void ep_backoff_sleep(void)
+{
+    ep_backoff_sleep_again(0);
 }
 
 /* Between two polls of a condition: the first returns at once, later ones yield, and finally sleep. *tries is 0 before

@@ -230,6 +230,11 @@ static ep_status probe_peers(struct ep_group_wait *wait, int rank, uint64_t now)
     return ep_group_set_failure(group, status, failed_rank, wait->phase);
 }
 
+static int max_spins(const struct ep_group *group)
+{
+    return group->spin ? SPINS_ALONE : SPINS_SHARED;
+}
+
 static void sleep_on_doorbell(struct ep_group_wait *wait, uint32_t seen)
 {
     struct ep_group_control *control = wait->group->control;
@@ -238,7 +243,7 @@ static void sleep_on_doorbell(struct ep_group_wait *wait, uint32_t seen)
     uint64_t until = passed || wait->next_probe_ns < wait->deadline_ns ? wait->next_probe_ns : wait->deadline_ns;
 
     if (wait->polls) {
-        ep_backoff_sleep();
+        ep_backoff_sleep_again((unsigned)(wait->spins - max_spins(wait->group)));
         return;
     }
     atomic_store(&control->sleeping, 1);
@@ -266,7 +271,7 @@ ep_status ep_group_wait(struct ep_group_wait *wait, uint32_t seen, int rank)
 {
     struct ep_group *group = wait->group;
 
-    if (wait->spins++ < (group->spin ? SPINS_ALONE : SPINS_SHARED)) {
+    if (wait->spins++ < max_spins(group)) {
         if (group->spin)
             ep_cpu_relax();
         else if (ep_backoff_yield())
@@ -306,10 +311,12 @@ static ep_status wait_counter(struct ep_group_wait *wait, int rank, const _Atomi
 
     for (;;) {
         uint32_t seen = ep_group_doorbell(group);
-        bool moved;
+        bool moved = false;
 
         if (wait->polls)
             EP_TRY(progress(group, wait->phase, &moved));
+        if (moved)
+            wait->spins = 0;
         *ret_at = atomic_load_explicit(counter, memory_order_acquire);
         if (*ret_at >= value)
             return EP_OK;

@@ -4,6 +4,7 @@
 #
 # shellcheck disable=SC2154,SC2016,SC2030,SC2031 # $stderr is set by run; programs of inner shells; a test is a subshell
 
+# bats file_tags=once
 load common
 
 setup() {
@@ -374,6 +375,7 @@ END
     limited 15 python3 -S "$EPKIT_SOURCE/tests/cli/agent.py" "$EPKIT" cut
 }
 
+# bats test_tags=both
 @test "an agent without memory for the lines of its ranks says so, and leaves none of them" {
     [ -z "${EPKIT_SANITIZED-}" ] || skip "without memory AddressSanitizer ends a program itself"
     limited 15 python3 -S "$EPKIT_SOURCE/tests/cli/agent.py" "$EPKIT" memory

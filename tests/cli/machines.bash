@@ -3,14 +3,19 @@
 
 MACHINES="$EPKIT_SOURCE/tests/machines"
 
-# make_trees NAME[/VARIANT]...: in setup_file. They lie in $BATS_FILE_TMPDIR, where the tests of the file run. Nothing
-# may be written into their files: equal ones are one.
-make_trees() {
+# trees NAME[/VARIANT]...: those that are not here yet, as NAME.VARIANT. Nothing may be written into their files: equal ones
+# are one, and many together take little longer than one.
+trees() {
     local name arguments=()
     for name in "$@"; do
-        arguments+=("$name" "$BATS_FILE_TMPDIR/${name/\//.}")
+        [ -e "${name/\//.}" ] || arguments+=("$name" "${name/\//.}")
     done
-    python3 -S "$MACHINES/machines.py" --share "${arguments[@]}"
+    [ ${#arguments[@]} -eq 0 ] || python3 -S "$MACHINES/machines.py" --share "${arguments[@]}"
+}
+
+# make_trees NAME[/VARIANT]...: in setup_file; in $BATS_FILE_TMPDIR, where the tests of the file run.
+make_trees() {
+    (cd "$BATS_FILE_TMPDIR" && trees "$@")
 }
 
 # ids FILE: of the findings in a JSON document of the doctor, sorted, in one line

@@ -4,6 +4,7 @@
 # The doctor on the whole collection of machines: healthy ones as the field has them, each check's fault and its
 # neighbours, live and from snapshots, and no snapshot with an identifier in it. tests/machines/collection.py does it.
 
+# bats file_tags=once
 load common
 load machines
 
@@ -27,6 +28,7 @@ unless_sanitized() {
     [ -z "${EPKIT_SANITIZED-}" ] || [ -n "${EPKIT_TEST_LONG-}" ] || skip "long tier with sanitizers"
 }
 
+# bats test_tags=both
 @test "healthy machines of clouds, makers, schedulers and containers have no finding" {
     local n
     n=$(python3 -S "$MACHINES/machines.py" --field | wc --lines)
@@ -35,16 +37,19 @@ unless_sanitized() {
     both field
 }
 
+# bats test_tags=both
 @test "each rule finds its fault, and leaves its neighbours alone" {
     unless_sanitized
     both rules
 }
 
+# bats test_tags=both
 @test "more machines of clouds, makers and sites, healthy and with a fault" {
     unless_sanitized
     both sites
 }
 
+# bats test_tags=both
 @test "machines of public reports, and neighbours that look like them" {
     unless_sanitized
     both reports
@@ -54,14 +59,14 @@ unless_sanitized() {
 
 @test "advice fits how a machine boots, where it runs, and what one paste mends" {
     cd "$BATS_TEST_TMPDIR" || return 1
-    local name
-    for name in dgx-h200-deepep/pxe-iommu dgx-h200-deepep/nfs-root dgx-h200-deepep/systemd-boot gke-a3-ultra-cos-pod/lost-gpus \
+    local name names=(dgx-h200-deepep/pxe-iommu dgx-h200-deepep/nfs-root dgx-h200-deepep/systemd-boot gke-a3-ultra-cos-pod/lost-gpus \
         docker-host-network/lost-gpus dgx-b200/three-interfaces dgx-b200/nccl-conf-home \
         dgx-b200/nixl-over-nixl dgx-b200/flashinfer-cubin dgx-b200/ucx-tcp gb200/ucx-no-ipc aws-p5/plugin-path \
         aws-p5/no-fabric-manager workstation-4090/nova docker-two-gpus/uvm-number slurm-one-gpu-a-task/eight-tasks \
         cloud-vm-one-gpu/fabric gb200/unprivileged docker-two-gpus/numbers-of-node gcp-a3-mega/one-too-high \
-        dgx-b200/nccl-of-both l40s-nps4/fell-off hgx-h100-broadcom/deepep-v2; do
-        python3 -S "$MACHINES/machines.py" "$name" "${name/\//.}"
+        dgx-b200/nccl-of-both l40s-nps4/fell-off hgx-h100-broadcom/deepep-v2)
+    trees "${names[@]}"
+    for name in "${names[@]}"; do
         epkit doctor --from "${name/\//.}" --json >>said || [ $? -eq 3 ]
     done
     jq -r '.checks[] | select(.outcome == "found") | .id + ": " + (.fix // "" | gsub("\n"; "; ")) + " | " + .advice[:60]' said >told
@@ -94,6 +99,7 @@ stack-needs: export EP_DISABLE_GIN=1 | With EP_DISABLE_GIN=1 one node works over
 END
 }
 
+# bats test_tags=both
 @test "libraries for expert parallelism: complete, in part, of another version" {
     unless_sanitized
     both stacks
@@ -101,35 +107,31 @@ END
 
 # stacks MACHINE ARGUMENT...: the rows of --stacks, live and from the snapshot, as "name state: text | fix"
 stacks() {
-    local machine=$1 from
+    local machine=${1/\//.} from
+    trees "$1"
     shift
-    rm -rf machine
-    python3 -S "$MACHINES/machines.py" "$machine" machine
-    epkit topo --from machine --save saved >/dev/null
-    for from in machine saved; do
-        epkit doctor --from $from --json --stacks "$@" >$from.json || [[ $? == [35] ]]
-        jq -r '.stacks[] | .name + " " + .state + ": " + .text + " | " + (.fix // "" | gsub("\n"; "; "))' $from.json >$from.rows
+    epkit topo --from "$machine" --save saved >/dev/null
+    for from in "$machine" saved; do
+        epkit doctor --from "$from" --json --stacks "$@" >"$from.json" || [[ $? == [35] ]]
+        jq -r '.stacks[] | .name + " " + .state + ": " + .text + " | " + (.fix // "" | gsub("\n"; "; "))' "$from.json" >"$from.rows"
     done
-    diff machine.rows saved.rows >&2
-    cat machine.rows
+    diff "$machine.rows" saved.rows >&2
+    cat saved.rows
 }
 
 @test "--stacks names the first thing missing, with the command that mends it" {
     cd "$BATS_TEST_TMPDIR" || return 1
-    {
-        for machine in deepep-v2 deepep-v2-part deepep-v2-nccl deepep-v2-cuda-home deepep-v25-nvcc sgl-gone sgl-owners sgl-v25 \
-            nixl-torch flashinfer flashinfer-nvcc egg deepep-v1-part deepep-v1-gone deepep-v2-gone deepep-v25-gone deepep-v1-no-torch \
-            deepep-v1-no-nccl deepep-v2-empty-nccl deepep-v2-no-nccl-dist deepep-v2-nccl-not-told deepep-v2-torch-not-told \
-            deepep-v25-nvcc-not-told nixl-part nccl-ep-part epkit epkit-sgl epkit-part; do
-            stacks "dgx-b200/$machine"
-        done
-        stacks a4/shm
-        stacks docker-host-network/lost-gpus-deepep
-        stacks workstation-4090/unlinked
-        stacks dgx-b200/nixl-ucx-of-image
-        stacks rtx-6000-server/deepep-v1
-        stacks aws-p5/uccl
-    } >told
+    local name names
+    names=(deepep-v2 deepep-v2-part deepep-v2-nccl deepep-v2-cuda-home deepep-v25-nvcc sgl-gone sgl-owners sgl-v25
+        nixl-torch flashinfer flashinfer-nvcc egg deepep-v1-part deepep-v1-gone deepep-v2-gone deepep-v25-gone deepep-v1-no-torch
+        deepep-v1-no-nccl deepep-v2-empty-nccl deepep-v2-no-nccl-dist deepep-v2-nccl-not-told deepep-v2-torch-not-told
+        deepep-v25-nvcc-not-told nixl-part nccl-ep-part epkit epkit-sgl epkit-part)
+    names=("${names[@]/#/dgx-b200/}" a4/shm docker-host-network/lost-gpus-deepep workstation-4090/unlinked
+        dgx-b200/nixl-ucx-of-image rtx-6000-server/deepep-v1 aws-p5/uccl)
+    trees "${names[@]}"
+    for name in "${names[@]}"; do
+        stacks "$name"
+    done >told
     cat told
     diff - told <<'END'
 deepep-v2 runs: runs here | 
@@ -226,6 +228,7 @@ END
 }
 
 # PyTorch is that of the Python tests; its folder is copied by links beside it, and other wheels are installed there.
+# bats test_tags=both
 @test "--stacks on a virtual environment with the wheels of the package index" {
     [ -n "${EPKIT_TEST_LONG-}" ] || skip "long tier: downloads about 0.5 GB"
     local python venv site from
@@ -269,6 +272,7 @@ END
     done
 }
 
+# bats test_tags=both
 @test "nodes of further sites, with the NICs of each GPU" {
     unless_sanitized
     collection nodes --live
@@ -276,6 +280,7 @@ END
     collection nodes --only aws-p5-docker
 }
 
+# bats test_tags=both
 @test "Secure Boot, confidential guests, hidden switches, forward compatibility: what is beneath a machine" {
     unless_sanitized
     both platforms
@@ -283,7 +288,7 @@ END
 
 # remedy NAME: what is said and advised about why the driver is not loaded
 remedy() {
-    [ -e "${1/\//.}" ] || python3 -S "$MACHINES/machines.py" "$1" "${1/\//.}"
+    trees "$1"
     epkit doctor --from "${1/\//.}" --only driver-skew --json |
         jq -r '.checks[] | select(.id == "driver-skew") | .text + " " + .fix + " " + .advice + " " + (.evidence[0] | .where + ": " + .what)'
 }
@@ -334,16 +339,19 @@ remedy() {
     [[ "$output" == *"a sandbox (gVisor, or one without /sys) hides where its GPUs"* ]]
 }
 
+# bats test_tags=both
 @test "single details of healthy nodes, unusual or wrong" {
     unless_sanitized
     both details
 }
 
+# bats test_tags=both
 @test "remedies name nothing of another operating system" {
     unless_sanitized
     python3 -S "$MACHINES/systems.py" "$EPKIT"
 }
 
+# bats test_tags=both
 @test "commands that findings give help, and bring no other finding" {
     local names=()
     unless_sanitized
@@ -365,16 +373,19 @@ remedy() {
     [ "$(python3 -S "$MACHINES/machines.py" --rules | grep --count --invert-match ' ')" -ge 20 ]
 }
 
+# bats test_tags=both
 @test "every eighth machine, live, with sanitizers; in the long tier every machine" {
     [ -n "${EPKIT_SANITIZED-}" ] || skip "for builds with sanitizers"
     if [ -n "${EPKIT_TEST_LONG-}" ]; then collection all --live; else collection all --live --every 8; fi
 }
 
+# bats test_tags=both
 @test "every other machine, live and from its snapshot" {
     [ -n "${EPKIT_TEST_LONG-}" ] || skip "long tier; the tests of single machines compare their snapshots as well"
     collection all
 }
 
+# bats test_tags=both
 @test "a snapshot that an older epkit has saved says what its machine says" {
     unless_sanitized
     cd "$BATS_TEST_TMPDIR" || return 1
@@ -428,7 +439,7 @@ kind_of() {
     local name
     for name in hgx-h100-worn/flaps dgx-b200/symbols hgx-h100-worn/loss hgx-h100-worn dgx-b200/switch-restarts \
         hgx-h100-pfc hgx-h100-pfc/discards hgx-h100-deepep-roce/carrier; do
-        python3 -S "$MACHINES/machines.py" "$name" "${name/\//.}"
+        trees "$name"
         epkit topo --from "${name/\//.}" --save saved >/dev/null
         run --separate-stderr epkit nics --from saved --json
         echo "$output" >"${name/\//.}.json"

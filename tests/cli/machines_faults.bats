@@ -6,6 +6,11 @@
 load common
 load machines
 
+setup_file() {
+    # shellcheck disable=SC2046 # names without blanks
+    make_trees $(sed -n -E 's/^ +(says|says_not|role_is|map_is|trees) ([a-z0-9-]+\/[^ ]*).*/\2/p' "$BATS_TEST_FILENAME" | sort -u)
+}
+
 setup() {
     cd "$BATS_FILE_TMPDIR" || return 1
 }
@@ -35,14 +40,9 @@ faults() {
     faults laptop
 }
 
-# tree NAME: writes the machine on first use
-tree() {
-    [ -e "${1/\//.}" ] || python3 -S "$MACHINES/machines.py" --share "$1" "${1/\//.}"
-}
-
 # member NAME ID MEMBER: of a finding
 member() {
-    tree "$1"
+    trees "$1"
     [ -e "${1/\//.}.json" ] || epkit doctor --from "${1/\//.}" --json >"${1/\//.}.json" || true
     jq -r --arg id "$2" --arg member "$3" '.checks[] | select(.id == $id) | .[$member] // "null"' "${1/\//.}.json"
 }
@@ -64,7 +64,7 @@ says_not() {
 # map_is NAME MAP: all ports of each GPU, and NCCL_IB_HCA of 'epkit env' has the same
 map_is() {
     local tree="${1/\//.}"
-    tree "$1"
+    trees "$1"
     epkit topo --from "$tree" --json >"$tree.topo"
     jq -r '[.map[] | "\(.gpu):\(.devices | map(sub(":1$"; "")) | join("+"))"] | join(" ")' "$tree.topo" >"$tree.map"
     diff "$tree.map" - <<<"$2"
@@ -75,7 +75,7 @@ map_is() {
 
 # role_is NAME NIC ROLE
 role_is() {
-    tree "$1"
+    trees "$1"
     [ "$(epkit topo --from "${1/\//.}" --json | jq -r --arg nic "$2" '.nics[] | select(.name == $nic).role')" = "$3" ]
 }
 
@@ -104,7 +104,7 @@ role_is() {
 }
 
 @test "one rail of each maker for each GPU: DeepEP gets those that it supports" {
-    tree h100-16nic/two-makers
+    trees h100-16nic/two-makers
     epkit topo --json --only map --from h100-16nic.two-makers >two-makers.map
     [ "$(jq -r .forms.DEEP_EP_DEVICE_TO_HCA_MAPPING two-makers.map)" = \
         0:mlx5_1:1,1:mlx5_3:1,2:mlx5_5:1,3:mlx5_7:1,4:mlx5_11:1,5:mlx5_13:1,6:mlx5_15:1,7:mlx5_17:1 ]
@@ -166,7 +166,7 @@ role_is() {
 }
 
 @test "a driver that does not answer: what is not known, and what to do" {
-    tree h100/nvml-dead
+    trees h100/nvml-dead
     run -5 epkit doctor --from h100.nvml-dead
     [[ "${lines[0]}" == "Not known whether h100.nvml-dead is healthy: "* ]]
     [[ "$output" == *"do        Run nvidia-smi"* ]]

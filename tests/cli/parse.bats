@@ -4,6 +4,7 @@
 #
 # shellcheck disable=SC2154,SC2030,SC2031 # $stderr is set by run; a test changes nothing for others
 
+# bats file_tags=once
 load common
 
 SAMPLES="$EPKIT_SOURCE/tests/parse/samples.py"
@@ -219,6 +220,7 @@ END
     done
 }
 
+# bats test_tags=both
 @test "no log passes that tells of a failure, wherever it stands; what Python ignores is none" {
     local log
     log=$(for i in 1 2 3 4; do echo "[ $i/4] bf16 random, sync ... passed 1 ms"; done)
@@ -453,6 +455,7 @@ shows() {
     shows 'cannot allocate mlx5dv_devx_uar (doctor id nic-access)'
 }
 
+# bats test_tags=both
 @test "logs as people post them get the right verdict: 500, and 10,000 in the long tier" {
     local count=$((500 / EVERY))
 
@@ -479,6 +482,7 @@ for program in document["programs"]:
 END
 }
 
+# bats test_tags=both
 @test "each known failure has a sample that no other row takes, a source, and a check that exists" {
     cd "$BATS_TEST_TMPDIR"
     epkit doctor --list | cut -d' ' -f1 >ids

@@ -4,6 +4,7 @@
 #
 # shellcheck disable=SC2154 # $stderr is set by run
 
+# bats file_tags=once
 load common
 
 setup() {
@@ -234,6 +235,7 @@ ends() {
     grep -q '24/24 cases passed' out
 }
 
+# bats test_tags=both
 @test "deadlines: of a run that goes on, of a file that never appears" {
     mkfifo pipe
     # What is written is there before the deadline begins; the pipe has a writer until the end.
@@ -313,6 +315,7 @@ ends() {
     [[ "$output" == "test_intranode, 1 node: 24/24 cases passed"* ]]
 }
 
+# bats test_tags=both
 @test "a log of days: the memory does not grow with it" {
     # A leak of a hundred bytes in each line would not fit.
     python3 -S - >script <<'END'

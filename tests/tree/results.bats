@@ -52,3 +52,22 @@ END
     [ "$(ctest --test-dir "$EPKIT_BUILD" --exclude-regex "$(left_out release-medium)" --show-only | wc -l)" -eq \
         "$(($(ctest --test-dir "$EPKIT_BUILD" --show-only | wc -l) - $(wc -w <<<"$suites")))" ]
 }
+
+@test "cases that the medium tier runs once run with sanitizers, and do not ask for the build" {
+    local file suite once text with_sanitizers
+    with_sanitizers=$(jq -r '.testPresets[] | select(.name == "asan-medium").filter.exclude.name' "$EPKIT_SOURCE/CMakePresets.json")
+    once=$(grep --files-with-matches --recursive 'file_tags=once' "$EPKIT_SOURCE/tests" --include='*.bats' | grep --invert-match results.bats)
+    [ -n "$once" ]
+    for file in $once; do
+        suite=cli_$(basename "$file" .bats)
+        echo "$suite"
+        [[ $file == */tests/cli/* && ! $suite =~ $with_sanitizers ]]
+        # Cases without the tag "both", and functions behind them.
+        text=$(awk '/^# bats test_tags=both/ { both = 1; next } /^@test/ { on = !both; both = 0 } on' "$file")
+        [ "$(grep --count '^@test' <<<"$text")" -ge 10 ]
+        run ! grep --extended-regexp 'EPKIT_SANITIZED|EPKIT_TEST_LONG|unless_sanitized|EVERY' <<<"$text"
+        # What is left out of the other build is what is tagged.
+        [ "$(EPKIT_ONCE=1 EPKIT_BUILD=$EPKIT_BUILD "$EPKIT_SOURCE/tests/bats.sh" "cli/$(basename "$file" .bats)" --count)" -eq \
+            "$(($(grep --count '^@test' "$file") - $(grep --count '^@test' <<<"$text")))" ]
+    done
+}
