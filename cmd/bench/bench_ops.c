@@ -196,45 +196,35 @@ static bool has_roofline(const struct bench_case *bench)
     return bench->ctx->gpu && bench_has_baselines(bench) && bench->ctx->nnodes < 2;
 }
 
-static void add_series(struct op *op, struct bench_series series)
+static struct bench_series *add_series(struct op *op, const char *what, const char *key, ep_status (*run)(void *),
+                                       void *context)
 {
-    op->series[op->n_series++] = series;
+    struct bench_series *series = &op->series[op->n_series++];
+
+    *series = (struct bench_series){.what = what, .key = key, .run = run, .context = context};
+    return series;
 }
 
 static void add_host_series(struct op *op)
 {
     if (bench_has_baselines(op->bench))
-        add_series(op,
-                   (struct bench_series){.what = "memcpy", .key = "memcpy", .run = bench_copy, .context = op->bench});
+        add_series(op, "memcpy", "memcpy", bench_copy, op->bench);
     if (bench_has_mpi(op->bench))
-        add_series(
-            op,
-            (struct bench_series){
-                .what = "MPI_Alltoallv", .key = "alltoallv", .run = run_naive, .after = after_naive, .context = op});
+        add_series(op, "MPI_Alltoallv", "alltoallv", run_naive, op)->after = after_naive;
 }
 
 /* The operation queued after other work; its raw rows, without plan and waits; the copy engine. */
 static void add_gpu_series(struct op *op)
 {
-    struct bench_series queued = op->series[0];
-
-    queued.key = "queued";
-    queued.queued = true;
-    add_series(op, queued);
-    if (!has_roofline(op->bench))
-        return;
-    add_series(op,
-               (struct bench_series){.what = "raw rows", .key = "bare", .run = run_raw, .queued = true, .context = op});
-    add_series(op, (struct bench_series){.what = "copy engine, one pair",
-                                         .key = "engine_pair",
-                                         .run = engine_pair,
-                                         .queued = true,
-                                         .context = &op->roofline});
-    add_series(op, (struct bench_series){.what = "copy engine, all to all",
-                                         .key = "engine_all",
-                                         .run = engine_all,
-                                         .queued = true,
-                                         .context = &op->roofline});
+    op->series[op->n_series++] = op->series[0];
+    op->series[1].key = "queued";
+    if (has_roofline(op->bench)) {
+        add_series(op, "raw rows", "bare", run_raw, op);
+        add_series(op, "copy engine, one pair", "engine_pair", engine_pair, &op->roofline);
+        add_series(op, "copy engine, all to all", "engine_all", engine_all, &op->roofline);
+    }
+    for (int i = 1; i < op->n_series; i++)
+        op->series[i].queued = true;
 }
 
 static int measure(struct op *op)
@@ -250,14 +240,16 @@ static int measure(struct op *op)
         .phases = &op->phases,
         .series = op->series,
     };
+    struct bench_series *first;
 
     if (has_roofline(bench))
         CMD_TRY(roofline_init(&op->roofline, bench));
     op->roofline.row_bytes = (size_t)measurement.row_bytes;
     bench->copy_bytes = (size_t)(bench->route.counts.recv * measurement.row_bytes);
     CMD_TRY(check_op(op));
-    add_series(op, (struct bench_series){
-                       .what = measurement.op, .run = run_op, .finish = finish_op, .after = after_op, .context = op});
+    first = add_series(op, measurement.op, NULL, run_op, op);
+    first->finish = finish_op;
+    first->after = after_op;
     (gpu ? add_gpu_series : add_host_series)(op);
     CMD_TRY(bench_rounds(bench->ctx, op->series, op->n_series, bench->request->iters, bench->one_clock));
     CMD_TRY(check_op(op));

@@ -97,8 +97,6 @@ static bool config_line(struct parser *parser, const char *at)
     if (!run || scratch->v1.has_cases || scratch->v1.has_tuning || run->n_problems > 0 ||
         (scratch->v1.configs > 0 && run->tokens >= 0 && run->tokens != tokens))
         run = v1_begin(parser, groups >= 0);
-    if (!run)
-        return true;
     scratch->v1.configs++;
     run->tokens = tokens;
     run->hidden = lex_setting(at, "hidden=");
@@ -112,7 +110,6 @@ static bool config_line(struct parser *parser, const char *at)
 static bool testing_line(struct parser *parser, const char *at)
 {
     struct deepep_scratch *scratch = deepep_scratch_of(parser);
-    struct parse_run *run;
     const char *with = strstr(at, "Running with "), *passed;
     bool is_fp8, has_topk, is_async, has_previous;
 
@@ -125,11 +122,9 @@ static bool testing_line(struct parser *parser, const char *at)
         return true;
     }
     if (scratch->v1.has_tuning && scratch->v1.best >= 3)
-        run = v1_begin(parser, false);
+        v1_begin(parser, false);
     else
-        run = v1_need(parser, false);
-    if (!run)
-        return true;
+        v1_need(parser, false);
     has_topk = !strstr(with, "without top-k");
     is_async = strstr(with, "async=True") != NULL;
     has_previous = strstr(with, "previous=True") != NULL;
@@ -278,8 +273,6 @@ static bool tuning_line(struct parser *parser, const char *at)
         run = v1_begin(parser, tuning.rdma_chunk >= 0);
         (void)begins_again(&scratch->v1, &tuning);
     }
-    if (!run)
-        return true;
     if (tuning.rdma_chunk >= 0)
         become_internode(parser, run);
     scratch->v1.has_tuning = true;
@@ -310,7 +303,7 @@ static bool piece(struct parser *parser, const char *at)
     if (text_begins(at, "[tuning]"))
         return tuning_line(parser, at);
     if (text_begins(at, "[layout]")) {
-        (void)v1_need(parser, false);
+        v1_need(parser, false);
         return true;
     }
     return false;

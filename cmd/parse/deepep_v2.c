@@ -50,8 +50,6 @@ static bool case_line(struct parser *parser, struct deepep_scratch *scratch, con
     }
     if (!run)
         run = v2_begin(parser, scratch);
-    if (!run)
-        return true;
     if (!v2->has_case || v2->last_case != key) {
         run->started++;
         v2->measured += memcmp(v2->before, v2->figures, sizeof(v2->before)) != 0;
@@ -122,8 +120,6 @@ static bool figures(struct parser *parser, struct deepep_scratch *scratch, const
         return false;
     rate = numbers[0] > 0 ? numbers[0] : numbers[1];
     scratch->v2.figures[which]++;
-    if (!run)
-        return true;
     if (run->ranks < 0)
         run->ranks = (int64_t)ranks;
     /* Only the first process of a node prints cases. Other streams use the last case of any stream. */

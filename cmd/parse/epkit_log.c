@@ -41,8 +41,6 @@ static void read_test(struct parser *parser, json_t *document)
 
     snprintf(title, sizeof(title), "epkit test %.40s", json_text(document, "matrix"));
     run = run_begin(parser, PARSE_EPKIT_TEST, title);
-    if (!run)
-        return;
     read_settings(run, json_object_get(document, "parameters"));
     run->expected = (int)integer_of(document, "total");
     run->passed = (int)integer_of(document, "passed");
@@ -140,16 +138,11 @@ static void lose_document(struct parser *parser, const char *text, const char *w
                      {"test_info", NULL, "perftest", PARSE_PERFTEST}};
 
     parser->totals.unreadable++;
-    for (size_t i = 0; i < sizeof(documents) / sizeof(documents[0]); i++) {
-        struct parse_run *run;
-
-        if (!has_key(text, documents[i].key, documents[i].value))
-            continue;
-        run = run_begin(parser, documents[i].dialect, documents[i].title);
-        if (run)
-            run_problem(run, why, NULL);
-        return;
-    }
+    for (size_t i = 0; i < sizeof(documents) / sizeof(documents[0]); i++)
+        if (has_key(text, documents[i].key, documents[i].value)) {
+            run_problem(run_begin(parser, documents[i].dialect, documents[i].title), why, NULL);
+            return;
+        }
 }
 
 void epkit_document_end(struct parser *parser)

@@ -184,17 +184,14 @@ static const struct known *find(struct parser *parser, const char *line)
 /* Otherwise than at its start a host name may precede it, which identifies the run that failed. */
 bool perftest_failure(struct parser *parser, const char *line, bool is_whole)
 {
-    struct parse_run *run;
-
     for (size_t i = 0; i < n_known; i++) {
         const struct known *row = &known[i];
         const char *at = row->is_perftest ? strstr(line, row->text) : NULL;
 
         if (!at || (is_whole && at > line + strspn(line, " ")) || (row->also && !strstr(line, row->also)))
             continue;
-        run = run_need(parser, PARSE_PERFTEST, *parser->program ? parser->program : "perftest");
-        if (run)
-            run_problem(run, line + strspn(line, " "), &row->public);
+        run_problem(run_need(parser, PARSE_PERFTEST, *parser->program ? parser->program : "perftest"),
+                    line + strspn(line, " "), &row->public);
         return true;
     }
     return false;

@@ -55,7 +55,7 @@ static struct parse_run *head(struct parser *parser, bool is_beginning)
 
     if (!run || stream_now(parser)->nccl_rows_seen || run->is_complete)
         run = begin(parser);
-    if (run && is_beginning)
+    if (is_beginning)
         run->started = 1;
     return run;
 }
@@ -87,8 +87,6 @@ static bool rank_line(struct parser *parser, const char *line)
     if (!device || !strstr(line, "Pid"))
         return false;
     run = head(parser, true);
-    if (!run || !stream)
-        return true;
     /* One process prints all ranks: a second rank 0 belongs to a concurrent run. */
     if (rank == 0 && run->ranks > 0)
         run->writers++;
@@ -122,8 +120,6 @@ static void set_title(struct parse_run *run, const char *line)
 {
     const char *name = strchr(line, ':') + 1;
 
-    if (!run)
-        return;
     snprintf(run->title, sizeof(run->title), "%.*s", (int)(sizeof(run->title) - 1), name + strspn(name, " "));
     for (size_t i = 0; i < run->n_measures; i++)
         set_op(run, run->measures[i].op, sizeof(run->measures[i].op));
@@ -156,7 +152,7 @@ static bool head_line(struct parser *parser, const char *line)
     }
     if (strstr(line, "(elements)") && strstr(line, "(us)")) {
         run = head(parser, false);
-        if (run && strstr(line, "(Gb/s)"))
+        if (strstr(line, "(Gb/s)"))
             run->bits = 8;
         return true;
     }
@@ -173,10 +169,10 @@ static bool tail_line(struct parser *parser, const char *line)
         run = run_need(parser, PARSE_NCCL_TESTS, title_of(parser));
         if (!lex_after(line, ":", &number)) {
             parser->totals.unreadable++;
-        } else if (run && is_bounds) {
+        } else if (is_bounds) {
             run->wrong = number < 1e18 ? (uint64_t)number : (uint64_t)1e18;
             run->wrong += run->wrong == 0 && strstr(line, "FAILED");
-        } else if (run) {
+        } else {
             run->average = number;
             run->is_complete = true;
             if (strstr(line, "FAILED"))
@@ -187,9 +183,10 @@ static bool tail_line(struct parser *parser, const char *line)
     if (!strstr(line, "Collective test concluded:"))
         return false;
     run = run_open(parser, PARSE_NCCL_TESTS);
-    set_title(run, line);
-    if (run)
+    if (run) {
+        set_title(run, line);
         run->is_complete = true;
+    }
     return true;
 }
 
@@ -249,8 +246,6 @@ static bool row_line(struct parser *parser, const char *line)
         bytes != floor(bytes) || count > bytes)
         return false;
     run = run_need(parser, PARSE_NCCL_TESTS, title_of(parser));
-    if (!run)
-        return true;
     group = stream->nccl_has_iterations ? GROUP_ITERATIONS : GROUP;
     if (at < n && !lex_is_number(words[at], &number) && strcmp(words[at], "N/A") != 0)
         at++; /* redop */

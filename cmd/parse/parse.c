@@ -51,8 +51,11 @@ void parser_free(struct parser *parser)
     if (!parser)
         return;
     stream_flush(parser);
-    for (size_t i = 0; i < parser->n_runs; i++)
+    for (size_t i = 0; i < parser->n_runs; i++) {
         run_clear(parser->runs[i]);
+        free(parser->runs[i]);
+    }
+    run_clear(&parser->lost);
     free(parser->runs);
     free(parser->streams);
     free(parser->line);

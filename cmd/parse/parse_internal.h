@@ -79,6 +79,7 @@ struct parser {
     int current_stream; /* index of the stream whose line the dialects read */
     struct run **runs;
     size_t n_runs;
+    struct run lost; /* stands for each run beyond MAX_RUNS: read, and not kept */
     char program[64];    /* last program name seen: all_reduce_perf ... */
     const char *v2_type; /* of the last case of DeepEP 2 in this source, from any stream; NULL: none */
     struct parse_fault faults[MAX_FAULTS];
@@ -120,7 +121,7 @@ void stream_flush(struct parser *parser);
 
 /* --- runs.c --- */
 
-/* A new run in the current stream, or NULL when there are too many. */
+/* A new run in the current stream. */
 struct parse_run *run_begin(struct parser *parser, enum parse_dialect dialect, const char *title);
 
 /* The open run of the dialect, if there is one, is over before this line. */
@@ -129,7 +130,7 @@ void run_end(struct parser *parser, enum parse_dialect dialect);
 /* The open run of the dialect, or NULL. */
 struct parse_run *run_open(struct parser *parser, enum parse_dialect dialect);
 
-/* run_need() returns the open run of the dialect, or begins one; NULL when there are too many. */
+/* The open run of the dialect, or a new one. */
 struct parse_run *run_need(struct parser *parser, enum parse_dialect dialect, const char *title);
 
 /* The measure of (op, type), created if missing; NULL if there are too many. `config` may be NULL. */

@@ -164,9 +164,8 @@ static struct parse_run *run_of_rank(struct parser *parser, struct parse_run *ru
 
     if (run_whole(run)->ll_seen[kind][number / 8] & bit)
         run = run_begin(parser, form->dialect, form->title);
-    if (run)
-        run_whole(run)->ll_seen[kind][number / 8] |= bit;
-    if (run && run->ranks < number + 1)
+    run_whole(run)->ll_seen[kind][number / 8] |= bit;
+    if (run->ranks < number + 1)
         run->ranks = number + 1;
     return run;
 }
@@ -341,11 +340,9 @@ static bool piece(struct parser *parser, const char *line)
             run = run_begin(parser, form->dialect, form->title);
             stream->program_op = stream->program_type = stream->program_config = stream->program_table = NULL;
         }
-        if (run && form->role == BEGIN && form->dialect != PARSE_EPKIT_TEST)
+        if (form->role == BEGIN && form->dialect != PARSE_EPKIT_TEST)
             run->started = 1; /* the start of the log was seen */
         stream->program_begin = i;
-        if (!run)
-            return true;
     }
     return is_known;
 }

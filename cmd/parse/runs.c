@@ -44,7 +44,7 @@ void run_clear(struct run *run)
     for (size_t i = 0; i < run->public.n_measures; i++)
         free(run->public.measures[i].points);
     free(run->public.measures);
-    free(run);
+    *run = (struct run){0};
 }
 
 struct parse_run *run_open(struct parser *parser, enum parse_dialect dialect)
@@ -72,15 +72,17 @@ void run_end(struct parser *parser, enum parse_dialect dialect)
 struct parse_run *run_begin(struct parser *parser, enum parse_dialect dialect, const char *title)
 {
     struct stream *stream = stream_now(parser);
-    struct run *run;
+    struct run *run = &parser->lost;
 
     run_end(parser, dialect);
-    if (parser->n_runs >= MAX_RUNS) {
+    if (parser->n_runs < MAX_RUNS) {
+        run = memory_new(1, sizeof(*run));
+        parser->runs = memory_grow(parser->runs, (parser->n_runs + 1) * sizeof(run));
+        parser->runs[parser->n_runs++] = run;
+    } else {
         parser->totals.runs_dropped++;
-        return NULL;
+        run_clear(run);
     }
-    run = memory_new(1, sizeof(*run));
-    parser->runs = memory_grow(parser->runs, (parser->n_runs + 1) * sizeof(run));
     run->public = (struct parse_run){
         .dialect = dialect,
         .first_line = parser->line_number,
@@ -100,7 +102,6 @@ struct parse_run *run_begin(struct parser *parser, enum parse_dialect dialect, c
     run->stream = parser->current_stream;
     run->source = parser->n_sources;
     run->ordinal = stream->ordinal[dialect]++;
-    parser->runs[parser->n_runs++] = run;
     stream->open[dialect] = &run->public;
     return &run->public;
 }
@@ -424,6 +425,7 @@ void runs_merge(struct parser *parser)
 
         if (i + 1 < parser->n_runs && is_head_of(run, parser->runs[i + 1])) {
             run_clear(run);
+            free(run);
             continue;
         }
         while (same < used && !is_same_run(parser->runs[same], run))
@@ -431,6 +433,7 @@ void runs_merge(struct parser *parser)
         if (same < used) {
             join(parser->runs[same], run);
             run_clear(run);
+            free(run);
         } else {
             parser->runs[used++] = run;
         }

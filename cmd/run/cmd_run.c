@@ -133,25 +133,19 @@ static struct suite_request part_request(const struct run *run, int part)
     };
 }
 
-static void plan_parts(struct run *run)
-{
-    for (int i = 0; i < N_PARTS; i++)
-        part_spec(run, &parts[i], &run->specs[i]);
-    if (run->passed_over)
-        group_warn_host(&run->specs[0]);
-}
-
 /* Runs the matrices. 0, or above 128 if interrupted. */
 static int run_suites(struct run *run)
 {
     struct suite_request request;
     int all = 0, done = 0;
 
-    plan_parts(run);
     for (int i = 0; i < N_PARTS; i++) {
+        part_spec(run, &parts[i], &run->specs[i]);
         request = part_request(run, i);
         all += suite_count(&request);
     }
+    if (run->passed_over)
+        group_warn_host(&run->specs[0]);
     for (int i = 0; i < N_PARTS; i++) {
         const struct ranks_spec *spec = &run->specs[i];
         struct suite_result *result = &run->results[i];
@@ -309,24 +303,19 @@ static json_t *gpu_note(const struct run *run, const json_t *machine)
                        "and measurements there.");
 }
 
-/* The command that reproduces the report. */
-static json_t *make_command(const struct run *run)
-{
-    return json_sprintf("epkit run %s--seed %" PRIu64, run->quick ? "--quick " : "", run->seed);
-}
-
 static json_t *make_document(const struct cmd *cmd, const struct run *run, json_t *machine, const char *verdict,
                              double seconds)
 {
     json_t *document = out_document(cmd->name);
+    json_t *again = json_sprintf("epkit run %s--seed %" PRIu64, run->quick ? "--quick " : "", run->seed);
     const char *result = run->code == CMD_FINE ? "works" : run->code == CMD_UNSUPPORTED ? "unsupported" : "failed";
 
     json_object_update_new(document,
                            json_pack("{s:o, s:s, s:o, s:I, s:o, s:f, s:O, s:o, s:O, s:O?, s:o?}", "date",
                                      out_time(time(NULL)), "result", result, "verdict", out_text(verdict), "seed",
-                                     (json_int_t)run->seed, "command", make_command(run), "seconds", seconds, "machine",
-                                     machine, "gpu_note", gpu_note(run, machine), "suites", run->suites, "bench",
-                                     run->bench, "bench_missing", run->bench ? NULL : out_text(run->bench_missing)));
+                                     (json_int_t)run->seed, "command", again, "seconds", seconds, "machine", machine,
+                                     "gpu_note", gpu_note(run, machine), "suites", run->suites, "bench", run->bench,
+                                     "bench_missing", run->bench ? NULL : out_text(run->bench_missing)));
     return document;
 }
 

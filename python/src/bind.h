@@ -125,7 +125,8 @@ PyObject *member_call(PyObject *self, const char *call, PyObject *const *args, P
 void member_add(struct comm_object *comm, struct member *member);
 /* Frees `one`, or all, with the interpreter lock released; other threads that call anything wait meanwhile. */
 void members_free(struct comm_object *comm, struct member *one);
-void object_free(PyObject *self); /* the memory of an object of Python, by its type */
+PyObject *object_new(PyTypeObject *type); /* zeros; NULL: with MemoryError set */
+void object_free(PyObject *self);         /* the memory of an object of Python, by its type */
 PyObject *member_free_method(PyObject *self, PyObject *unused);
 /* The type of members with these static methods, and the property "closed". */
 PyTypeObject *member_type_new(PyObject *module, const char *name, size_t bytes, PyMethodDef *methods);
@@ -187,10 +188,21 @@ PyObject *plan_new(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
 PyObject *plan_check_dispatch(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
 PyObject *ll_new(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
 
+/* The status of a call of the library, made with the interpreter lock released. */
+#define UNLOCKED(call)                                                                                                 \
+    ({                                                                                                                 \
+        ep_status unlocked_;                                                                                           \
+        Py_BEGIN_ALLOW_THREADS;                                                                                        \
+        unlocked_ = (call);                                                                                            \
+        Py_END_ALLOW_THREADS;                                                                                          \
+        unlocked_;                                                                                                     \
+    })
+
 /* Number of positional arguments of a fast call. */
 bool want_args(const char *call, Py_ssize_t given, Py_ssize_t wanted);
 /* Integer arguments; on an error an exception is set and *ret_ok is false. */
 int64_t want_int(PyObject *value, const char *call, const char *name, bool *ret_ok);
+int64_t want_within(PyObject *value, const char *call, const char *name, int64_t least, int64_t most, bool *ret_ok);
 /* n of them; the result is false then. */
 bool want_ints(const char *call, PyObject *const *args, const char *const *names, int n, int64_t *ret_values);
 

@@ -98,13 +98,6 @@ static void forget_cause(struct gather *gather)
 
 /* --- creation --- */
 
-static struct comm_object *comm_alloc(void)
-{
-    allocfunc alloc = (allocfunc)PyType_GetSlot(comm_type, Py_tp_alloc);
-
-    return (struct comm_object *)alloc(comm_type, 0);
-}
-
 /* Rank, size, backend and device: read once. */
 static ep_status comm_fill(struct comm_object *comm)
 {
@@ -141,7 +134,7 @@ static PyObject *comm_new(PyTypeObject *type, PyObject *args, PyObject *names)
     config.flags = flags;
     boot.context = &gather;
     gather.nranks = boot.nranks;
-    comm = comm_alloc();
+    comm = (struct comm_object *)object_new(comm_type);
     if (!comm)
         return NULL;
     comm->device = config.device;
@@ -150,9 +143,7 @@ static PyObject *comm_new(PyTypeObject *type, PyObject *args, PyObject *names)
         Py_DECREF((PyObject *)comm);
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS;
-    status = ep_comm_new(&boot, &config, &comm->box->comm);
-    Py_END_ALLOW_THREADS;
+    status = UNLOCKED(ep_comm_new(&boot, &config, &comm->box->comm));
     if (status == EP_OK)
         status = comm_fill(comm);
     if (status != EP_OK) {
@@ -177,9 +168,7 @@ static PyObject *comm_regroup(PyObject *self, PyObject *args)
         return NULL;
     boot.context = &gather;
     gather.nranks = boot.nranks;
-    Py_BEGIN_ALLOW_THREADS;
-    status = ep_comm_regroup(comm->box->comm, &boot);
-    Py_END_ALLOW_THREADS;
+    status = UNLOCKED(ep_comm_regroup(comm->box->comm, &boot));
     comm->regroups += status == EP_OK;
     call_done(comm);
     if (status != EP_OK)
@@ -229,29 +218,21 @@ static PyObject *comm_free(PyObject *self, PyObject *unused)
 static PyObject *comm_barrier(PyObject *self, PyObject *stream)
 {
     struct comm_object *comm = (struct comm_object *)self;
-    ep_status status;
     void *on;
 
     if (!stream_get(comm, stream, &on) || !call_begin(comm, "barrier"))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS;
-    status = comm->cuda ? ep_barrier_on(comm->box->comm, on) : ep_comm_barrier(comm->box->comm);
-    Py_END_ALLOW_THREADS;
-    return call_end(comm, status);
+    return call_end(comm, UNLOCKED(comm->cuda ? ep_barrier_on(comm->box->comm, on) : ep_comm_barrier(comm->box->comm)));
 }
 
 static PyObject *comm_sync(PyObject *self, PyObject *stream)
 {
     struct comm_object *comm = (struct comm_object *)self;
-    ep_status status;
     void *on;
 
     if (!stream_get(comm, stream, &on) || !call_begin(comm, "sync"))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS;
-    status = ep_stream_sync(comm->box->comm, on);
-    Py_END_ALLOW_THREADS;
-    return call_end(comm, status);
+    return call_end(comm, UNLOCKED(ep_stream_sync(comm->box->comm, on)));
 }
 
 static PyObject *comm_allgather(PyObject *self, PyObject *bytes)
@@ -270,9 +251,7 @@ static PyObject *comm_allgather(PyObject *self, PyObject *bytes)
         Py_XDECREF(all);
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS;
-    status = ep_comm_allgather(comm->box->comm, mine, (size_t)size, data);
-    Py_END_ALLOW_THREADS;
+    status = UNLOCKED(ep_comm_allgather(comm->box->comm, mine, (size_t)size, data));
     call_done(comm);
     if (status == EP_OK)
         return all;
@@ -294,15 +273,11 @@ static PyObject *comm_abort(PyObject *self, PyObject *unused)
 static PyObject *comm_check(PyObject *self, PyObject *unused)
 {
     struct comm_object *comm = (struct comm_object *)self;
-    ep_status status;
 
     (void)unused;
     if (!comm->box)
         return raise_state("check: the communicator has been freed");
-    status = ep_comm_async_error(comm->box->comm);
-    if (status != EP_OK)
-        return raise_status(status);
-    Py_RETURN_NONE;
+    return result_of(ep_comm_async_error(comm->box->comm));
 }
 
 static PyObject *comm_failed(PyObject *self, PyObject *unused)
@@ -377,19 +352,13 @@ static PyObject *comm_alloc_memory(PyObject *self, PyObject *size)
 {
     struct comm_object *comm = (struct comm_object *)self;
     bool ok = true;
-    int64_t bytes = want_int(size, "alloc", "bytes", &ok);
+    int64_t bytes = want_within(size, "alloc", "bytes", 0, INT64_MAX, &ok);
     void *memory = NULL;
     ep_status status;
 
-    if (!ok)
+    if (!ok || !call_begin(comm, "alloc"))
         return NULL;
-    if (bytes < 0)
-        return raise_arg("alloc: bytes is %lld", (long long)bytes);
-    if (!call_begin(comm, "alloc"))
-        return NULL;
-    Py_BEGIN_ALLOW_THREADS;
-    status = ep_alloc(comm->box->comm, (size_t)bytes, &memory);
-    Py_END_ALLOW_THREADS;
+    status = UNLOCKED(ep_alloc(comm->box->comm, (size_t)bytes, &memory));
     call_done(comm);
     return status == EP_OK ? export_memory(comm, memory, bytes) : raise_status(status);
 }
@@ -399,18 +368,12 @@ static PyObject *comm_pool_attach(PyObject *self, PyObject *number)
 {
     struct comm_object *comm = (struct comm_object *)self;
     bool ok = true;
-    int64_t device = want_int(number, "pool_attach", "device", &ok);
+    int64_t device = want_within(number, "pool_attach", "device", 0, INT32_MAX, &ok);
     ep_status status;
 
-    if (!ok)
+    if (!ok || !call_begin(comm, "pool_attach"))
         return NULL;
-    if (device < 0 || device > INT32_MAX)
-        return raise_arg("pool_attach: device is %lld", (long long)device);
-    if (!call_begin(comm, "pool_attach"))
-        return NULL;
-    Py_BEGIN_ALLOW_THREADS;
-    status = ep_pool_attach(comm->box->comm, (int)device);
-    Py_END_ALLOW_THREADS;
+    status = UNLOCKED(ep_pool_attach(comm->box->comm, (int)device));
     call_done(comm);
     return status == EP_OK ? export_memory(comm, NULL, 0) : raise_status(status);
 }

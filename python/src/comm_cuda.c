@@ -16,33 +16,31 @@ static void *cuda_function(const char *name)
     return module ? dlsym(module, name) : NULL;
 }
 
+/* call_begin(), and the function that the call needs where the backend is that of CUDA. */
+static bool cuda_begin(struct comm_object *comm, const char *call, const char *name, void **function)
+{
+    if (!call_begin(comm, call))
+        return false;
+    if (comm->cuda && !*function)
+        *function = cuda_function(name);
+    if (!comm->cuda || *function)
+        return true;
+    call_done(comm);
+    raise_state("%s: libepkit-cuda has no %s()", call, name);
+    return false;
+}
+
 /* set_sms(n): epkit/cuda.h. A host backend has none. */
 PyObject *comm_set_sms(PyObject *self, PyObject *number)
 {
     struct comm_object *comm = (struct comm_object *)self;
     static ep_status (*set_sms)(ep_comm * comm, int sms);
     bool ok = true;
-    int64_t sms = want_int(number, "set_sms", "sms", &ok);
-    ep_status status;
+    int64_t sms = want_within(number, "set_sms", "sms", 0, INT32_MAX, &ok);
 
-    if (!ok)
+    if (!ok || !cuda_begin(comm, "set_sms", "ep_cuda_set_sms", (void **)&set_sms))
         return NULL;
-    if (sms < 0 || sms > INT32_MAX)
-        return raise_arg("set_sms: sms is %lld", (long long)sms);
-    if (!call_begin(comm, "set_sms"))
-        return NULL;
-    if (!comm->cuda)
-        return call_end(comm, EP_OK);
-    if (!set_sms)
-        *(void **)&set_sms = cuda_function("ep_cuda_set_sms");
-    if (!set_sms) {
-        call_done(comm);
-        return raise_state("set_sms: libepkit-cuda has no ep_cuda_set_sms()");
-    }
-    Py_BEGIN_ALLOW_THREADS;
-    status = set_sms(comm->box->comm, (int)sms);
-    Py_END_ALLOW_THREADS;
-    return call_end(comm, status);
+    return call_end(comm, comm->cuda ? UNLOCKED(set_sms(comm->box->comm, (int)sms)) : EP_OK);
 }
 
 /* sms() -> multiprocessors of an operation, without those that copy; 0 without CUDA */
@@ -68,33 +66,20 @@ PyObject *comm_set_net_memory(PyObject *self, PyObject *const *args, Py_ssize_t 
     struct comm_object *comm = (struct comm_object *)self;
     static ep_status (*set_memory)(ep_comm * comm, size_t reserve, size_t limit);
     int64_t reserve, limit;
-    ep_status status;
     bool ok = true;
 
     if (!want_args("set_net_memory", nargs, 2))
         return NULL;
-    reserve = want_int(args[0], "set_net_memory", "reserve", &ok);
-    limit = ok ? want_int(args[1], "set_net_memory", "limit", &ok) : 0;
+    reserve = want_within(args[0], "set_net_memory", "reserve", 0, INT64_MAX, &ok);
+    limit = ok ? want_within(args[1], "set_net_memory", "limit", 0, INT64_MAX, &ok) : 0;
     if (!ok)
         return NULL;
-    if (reserve < 0 || limit < 0 || (limit && reserve > limit))
-        return raise_arg(
-            "set_net_memory: reserve is %lld and limit %lld, must be 0 or more, and reserve within the limit",
-            (long long)reserve, (long long)limit);
-    if (!call_begin(comm, "set_net_memory"))
+    if (limit && reserve > limit)
+        return raise_arg("set_net_memory: reserve is %lld, more than the limit of %lld", (long long)reserve,
+                         (long long)limit);
+    if (!cuda_begin(comm, "set_net_memory", "ep_cuda_set_net_memory", (void **)&set_memory))
         return NULL;
-    if (!comm->cuda)
-        return call_end(comm, EP_OK);
-    if (!set_memory)
-        *(void **)&set_memory = cuda_function("ep_cuda_set_net_memory");
-    if (!set_memory) {
-        call_done(comm);
-        return raise_state("set_net_memory: libepkit-cuda has no ep_cuda_set_net_memory()");
-    }
-    Py_BEGIN_ALLOW_THREADS;
-    status = set_memory(comm->box->comm, (size_t)reserve, (size_t)limit);
-    Py_END_ALLOW_THREADS;
-    return call_end(comm, status);
+    return call_end(comm, comm->cuda ? UNLOCKED(set_memory(comm->box->comm, (size_t)reserve, (size_t)limit)) : EP_OK);
 }
 
 /* net_memory() -> (bytes held, bytes of the largest need); 0 without CUDA, and on one node */
@@ -102,19 +87,13 @@ PyObject *comm_net_memory(PyObject *self, PyObject *unused)
 {
     struct comm_object *comm = (struct comm_object *)self;
     static ep_status (*get_memory)(ep_comm * comm, size_t * ret_held, size_t * ret_needed);
-    ep_status status = EP_OK;
+    ep_status status;
     size_t held = 0, needed = 0;
 
     (void)unused;
-    if (!call_begin(comm, "net_memory"))
+    if (!cuda_begin(comm, "net_memory", "ep_cuda_get_net_memory", (void **)&get_memory))
         return NULL;
-    if (comm->cuda && !get_memory)
-        *(void **)&get_memory = cuda_function("ep_cuda_get_net_memory");
-    if (comm->cuda && get_memory) {
-        Py_BEGIN_ALLOW_THREADS;
-        status = get_memory(comm->box->comm, &held, &needed);
-        Py_END_ALLOW_THREADS;
-    }
+    status = comm->cuda ? UNLOCKED(get_memory(comm->box->comm, &held, &needed)) : EP_OK;
     call_done(comm);
     return status == EP_OK ? Py_BuildValue("(KK)", (unsigned long long)held, (unsigned long long)needed)
                            : raise_status(status);

@@ -43,15 +43,12 @@ PyObject *ll_new(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 
     if (!want_args("low_latency", nargs, 5))
         return NULL;
-    for (int i = 0; i < 5 && ok; i++) {
-        values[i] = want_int(args[i], "low_latency", names[i], &ok);
-        if (ok && (values[i] < 0 || values[i] > INT32_MAX))
-            return raise_arg("low_latency: %s is %lld", names[i], (long long)values[i]);
-    }
+    for (int i = 0; i < 5 && ok; i++)
+        values[i] = want_within(args[i], "low_latency", names[i], 0, INT32_MAX, &ok);
     if (!ok || !call_begin(comm, "low_latency"))
         return NULL;
     /* Before the call, which peers take part in. */
-    ll = (struct ll_object *)((allocfunc)PyType_GetSlot(ll_type, Py_tp_alloc))(ll_type, 0);
+    ll = (struct ll_object *)object_new(ll_type);
     if (!ll) {
         call_done(comm);
         return NULL;
@@ -61,9 +58,7 @@ PyObject *ll_new(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
     config.n_experts = (int32_t)values[2];
     config.topk = (int32_t)values[3];
     config.flags = (uint32_t)values[4];
-    Py_BEGIN_ALLOW_THREADS;
-    status = ep_ll_new(comm->box->comm, &config, &ll->ll);
-    Py_END_ALLOW_THREADS;
+    status = UNLOCKED(ep_ll_new(comm->box->comm, &config, &ll->ll));
     call_done(comm);
     if (status != EP_OK) {
         raise_status(status);
@@ -88,17 +83,13 @@ static PyObject *run_combine_buffer(PyObject *self, PyObject *const *args)
     struct ll_object *ll = (struct ll_object *)self;
     struct comm_object *comm = ll->member.comm;
     bool ok = true;
-    int64_t max_tokens = want_int(args[0], "combine_buffer", "max_tokens", &ok);
+    int64_t max_tokens = want_within(args[0], "combine_buffer", "max_tokens", 1, ll->max_tokens, &ok);
     void *buffer = NULL;
     ep_status status;
 
     if (!ok)
         return NULL;
-    if (max_tokens < 1 || max_tokens > ll->max_tokens)
-        return raise_arg("combine_buffer: max_tokens is %lld, must be 1 to %d", (long long)max_tokens, ll->max_tokens);
-    Py_BEGIN_ALLOW_THREADS;
-    status = ep_ll_get_combine_buffer(ll->ll, &buffer);
-    Py_END_ALLOW_THREADS;
+    status = UNLOCKED(ep_ll_get_combine_buffer(ll->ll, &buffer));
     if (status != EP_OK)
         return raise_status(status);
     ll->exported = true;
@@ -112,21 +103,16 @@ static PyObject *run_set_mask(PyObject *self, PyObject *const *args)
     struct comm_object *comm = ll->member.comm;
     bool ok = true;
     int64_t rank, on;
-    ep_status status;
     void *stream;
 
     rank = want_int(args[0], "set_mask", "rank", &ok);
     on = want_int(args[1], "set_mask", "mask", &ok);
     if (!ok || !stream_get(comm, args[2], &stream))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS;
     if (rank == -1)
-        status = ep_ll_clear_mask(ll->ll, stream);
-    else
-        status = complete(
-            comm, ep_ll_set_mask(ll->ll, rank > INT32_MAX || rank < 0 ? INT32_MAX : (int)rank, on != 0, stream));
-    Py_END_ALLOW_THREADS;
-    return result_of(status);
+        return result_of(UNLOCKED(ep_ll_clear_mask(ll->ll, stream)));
+    rank = rank > INT32_MAX || rank < 0 ? INT32_MAX : rank;
+    return result_of(UNLOCKED(complete(comm, ep_ll_set_mask(ll->ll, (int)rank, on != 0, stream))));
 }
 
 /* query_mask(out [nranks] int32, stream) */
@@ -135,16 +121,12 @@ static PyObject *run_query_mask(PyObject *self, PyObject *const *args)
     struct ll_object *ll = (struct ll_object *)self;
     struct comm_object *comm = ll->member.comm;
     struct tensor out;
-    ep_status status;
     void *stream;
 
     if (!stream_get(comm, args[1], &stream) ||
         !get(ll, args[0], (struct want){"query_mask", "mask_status", IS(I32), 1, {comm->nranks}, false, false}, &out))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS;
-    status = complete(comm, ep_ll_query_mask(ll->ll, out.data, stream));
-    Py_END_ALLOW_THREADS;
-    return result_of(status);
+    return result_of(UNLOCKED(complete(comm, ep_ll_query_mask(ll->ll, out.data, stream))));
 }
 
 /* merge_mask(from, stream) */
@@ -153,7 +135,6 @@ static PyObject *run_merge_mask(PyObject *self, PyObject *const *args)
     struct ll_object *ll = (struct ll_object *)self;
     struct comm_object *comm = ll->member.comm;
     const struct ll_object *from = (const struct ll_object *)args[0];
-    ep_status status;
     void *stream;
 
     if (!stream_get(comm, args[1], &stream))
@@ -164,25 +145,18 @@ static PyObject *run_merge_mask(PyObject *self, PyObject *const *args)
         return raise_arg("merge_mask: from is of another communicator, or has been freed");
     if (!from->ll)
         return raise_state("merge_mask: the low-latency object `from` has been freed");
-    Py_BEGIN_ALLOW_THREADS;
-    status = complete(comm, ep_ll_merge_mask(ll->ll, from->ll, stream));
-    Py_END_ALLOW_THREADS;
-    return result_of(status);
+    return result_of(UNLOCKED(complete(comm, ep_ll_merge_mask(ll->ll, from->ll, stream))));
 }
 
 static PyObject *run_barrier(PyObject *self, PyObject *const *args)
 {
     struct ll_object *ll = (struct ll_object *)self;
     struct comm_object *comm = ll->member.comm;
-    ep_status status;
     void *stream;
 
     if (!stream_get(comm, args[0], &stream))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS;
-    status = complete(comm, ep_ll_barrier(ll->ll, stream));
-    Py_END_ALLOW_THREADS;
-    return result_of(status);
+    return result_of(UNLOCKED(complete(comm, ep_ll_barrier(ll->ll, stream))));
 }
 
 static PyObject *run_renew(PyObject *self, PyObject *const *args)
@@ -191,9 +165,7 @@ static PyObject *run_renew(PyObject *self, PyObject *const *args)
     ep_status status;
 
     (void)args;
-    Py_BEGIN_ALLOW_THREADS;
-    status = ep_ll_renew(ll->ll);
-    Py_END_ALLOW_THREADS;
+    status = UNLOCKED(ep_ll_renew(ll->ll));
     if (ll->regroups == ll->member.comm->regroups) /* it was of the present members: what is half done still is */
         return result_of(status);
     ll->regroups = ll->member.comm->regroups;

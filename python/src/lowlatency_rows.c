@@ -51,9 +51,7 @@ static ep_status receive(struct ll_object *ll, struct half *half)
     bool cuda = ll->member.comm->cuda;
     ep_status status;
 
-    Py_BEGIN_ALLOW_THREADS;
-    status = cuda ? ep_ll_finish(ll->ll, half->call, half->stream) : ep_ll_finish_sync(ll->ll, half->call);
-    Py_END_ALLOW_THREADS;
+    status = UNLOCKED(cuda ? ep_ll_finish(ll->ll, half->call, half->stream) : ep_ll_finish_sync(ll->ll, half->call));
     /* What failed is said again by a second try: the rows are not there. */
     if (status == EP_OK)
         Py_CLEAR(half->tensors);
@@ -220,9 +218,7 @@ static ep_status call_dispatch(struct ll_object *ll, const ep_ll_dispatch_args *
     status = make_room_for_dispatch(ll);
     if (status != EP_OK)
         return status;
-    Py_BEGIN_ALLOW_THREADS;
-    status = cuda ? ep_ll_dispatch(ll->ll, dispatch, stream) : ep_ll_dispatch_sync(ll->ll, dispatch);
-    Py_END_ALLOW_THREADS;
+    status = UNLOCKED(cuda ? ep_ll_dispatch(ll->ll, dispatch, stream) : ep_ll_dispatch_sync(ll->ll, dispatch));
     return status;
 }
 
@@ -235,9 +231,7 @@ static ep_status call_combine(struct ll_object *ll, const ep_ll_combine_args *co
     status = make_room_for_combine(ll, combine->call ? combine->call : ll->last_call);
     if (status != EP_OK)
         return status;
-    Py_BEGIN_ALLOW_THREADS;
-    status = cuda ? ep_ll_combine(ll->ll, combine, stream) : ep_ll_combine_sync(ll->ll, combine);
-    Py_END_ALLOW_THREADS;
+    status = UNLOCKED(cuda ? ep_ll_combine(ll->ll, combine, stream) : ep_ll_combine_sync(ll->ll, combine));
     ll->combines += status == EP_OK;
     return status;
 }
@@ -283,13 +277,9 @@ PyObject *ll_dispatch(PyObject *self, PyObject *const *args)
     void *stream;
     bool ok = true;
 
-    max_tokens = want_int(args[2], call, "max_tokens", &ok);
-    format = want_int(args[3], call, "format", &ok);
-    dispatch.flags = (uint32_t)want_int(args[4], call, "flags", &ok);
-    if (ok && (max_tokens < 1 || max_tokens > ll->max_tokens))
-        return raise_arg("%s: max_tokens is %lld, must be 1 to %d", call, (long long)max_tokens, ll->max_tokens);
-    if (ok && (format < 0 || format >= FORMATS))
-        return raise_arg("%s: there is no format %lld", call, (long long)format);
+    max_tokens = want_within(args[2], call, "max_tokens", 1, ll->max_tokens, &ok);
+    format = ok ? want_within(args[3], call, "format", 0, FORMATS - 1, &ok) : 0;
+    dispatch.flags = ok ? (uint32_t)want_int(args[4], call, "flags", &ok) : 0;
     if (!ok || !get_tokens(ll, args, max_tokens, &dispatch) || !get_sums(ll, args + 5, &dispatch))
         return NULL;
     outputs = make_outputs(ll, (enum format)format, max_tokens * comm->nranks, &dispatch);
@@ -323,16 +313,11 @@ static bool get_signals(struct ll_object *ll, PyObject *const *args, int64_t row
 
     if (args[0] == Py_None)
         return true;
-    block = want_int(args[1], call, "signal_rows", &ok);
-    value = want_int(args[2], call, "signal_value", &ok);
-    sms = want_int(args[3], call, "max_sms", &ok);
+    block = want_within(args[1], call, "signal_rows", 1, INT64_MAX, &ok);
+    value = ok ? want_within(args[2], call, "signal_value", 0, UINT32_MAX, &ok) : 0;
+    sms = ok ? want_within(args[3], call, "max_sms", 0, INT64_MAX, &ok) : 0;
     if (!ok || !get(ll, args[0], (struct want){call, "signals", IS(I32), 1, {-1}, false, false}, &signals))
         return false;
-    if (block < 1 || value < 0 || value > UINT32_MAX || sms < 0) {
-        raise_arg("%s: signal_rows is %lld, must be 1 or more; signal_value %lld and max_sms %lld must be 0 or more",
-                  call, (long long)block, (long long)value, (long long)sms);
-        return false;
-    }
     block = block > rows ? rows : block;
     blocks = ll->n_local * ((rows + block - 1) / block);
     if (signals.shape[0] < blocks) {

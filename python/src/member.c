@@ -109,6 +109,11 @@ bool call_begin(struct comm_object *comm, const char *call)
     return true;
 }
 
+PyObject *object_new(PyTypeObject *type)
+{
+    return ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+}
+
 void object_free(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
@@ -233,6 +238,18 @@ int64_t want_int(PyObject *value, const char *call, const char *name, bool *ret_
             PyErr_Format(PyExc_TypeError, "%s: %s: %R is no integer of 64 bits", call, name, value);
         else
             raise_kind(call, name, value, "an integer");
+        *ret_ok = false;
+    }
+    return number;
+}
+
+int64_t want_within(PyObject *value, const char *call, const char *name, int64_t least, int64_t most, bool *ret_ok)
+{
+    int64_t number = want_int(value, call, name, ret_ok);
+
+    if (*ret_ok && (number < least || number > most)) {
+        raise_arg(most == INT64_MAX ? "%s: %s is %lld, must be %lld or more" : "%s: %s is %lld, must be %lld to %lld",
+                  call, name, (long long)number, (long long)least, (long long)most);
         *ret_ok = false;
     }
     return number;

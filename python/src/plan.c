@@ -96,7 +96,7 @@ PyObject *plan_new(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
         return NULL;
     /* Before the call, which peers take part in: afterwards a plan without an object would have to be freed on this
      * rank alone. */
-    plan = (struct plan_object *)((allocfunc)PyType_GetSlot(plan_type, Py_tp_alloc))(plan_type, 0);
+    plan = (struct plan_object *)object_new(plan_type);
     if (!plan) {
         call_done(comm);
         return NULL;
@@ -112,9 +112,7 @@ PyObject *plan_new(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
     plan_args.expert_alignment = narrow(values[2]);
     plan_args.max_recv_tokens = values[3];
     plan_args.max_tokens = narrow(values[4]);
-    Py_BEGIN_ALLOW_THREADS;
-    status = ep_plan_new(comm->box->comm, &plan_args, &plan->plan);
-    Py_END_ALLOW_THREADS;
+    status = UNLOCKED(ep_plan_new(comm->box->comm, &plan_args, &plan->plan));
     call_done(comm);
     if (status != EP_OK) {
         raise_status(status);
@@ -151,11 +149,9 @@ PyObject *plan_layout(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 
     if (!want_args(call, nargs, 3))
         return NULL;
-    n_experts = want_int(args[1], call, "num_experts", &ok);
+    n_experts = want_within(args[1], call, "num_experts", 1, INT64_MAX, &ok);
     if (!ok)
         return NULL;
-    if (n_experts < 1)
-        return raise_arg("%s: num_experts is %lld", call, (long long)n_experts);
     GET(args[0], WANT(call, "topk_idx", IS(I32) | IS(I64), 2, {-1, -1}, false, false), &topk_idx);
     if (!want_size(topk_idx.shape[0], call, "topk_idx", &plan_args.n_tokens) ||
         !want_size(topk_idx.shape[1], call, "topk_idx", &plan_args.topk))
@@ -174,9 +170,7 @@ PyObject *plan_layout(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
     layout.tokens_per_rank = parts[0].data;
     layout.tokens_per_expert = parts[1].data;
     layout.token_in_rank = plan_args.n_tokens ? parts[2].data : NULL;
-    Py_BEGIN_ALLOW_THREADS;
-    status = ep_plan_layout(comm->box->comm, &plan_args, &layout);
-    Py_END_ALLOW_THREADS;
+    status = UNLOCKED(ep_plan_layout(comm->box->comm, &plan_args, &layout));
     call_done(comm);
     if (status == EP_OK)
         return made;
@@ -204,9 +198,7 @@ static PyObject *run_update(PyObject *self, PyObject *const *args)
     update.token_in_rank = args[0] == Py_None && routing.n_tokens ? routing.token_in_rank.data : NULL;
     update.tokens_per_expert = args[0] == Py_None ? routing.tokens_per_expert.data : NULL;
     update.n_tokens = routing.n_tokens;
-    Py_BEGIN_ALLOW_THREADS;
-    status = complete(comm, ep_plan_update(plan->plan, &update, stream));
-    Py_END_ALLOW_THREADS;
+    status = UNLOCKED(complete(comm, ep_plan_update(plan->plan, &update, stream)));
     if (status == EP_OK) {
         plan->n_recv = -1;
         plan->updated |= plan->fixed;
@@ -253,7 +245,6 @@ static PyObject *run_metadata(PyObject *self, PyObject *const *args)
                              ranks * ranks};
     struct comm_object *comm = plan->member.comm;
     struct tensor memory;
-    ep_status status;
     void *stream;
     bool ok = true;
 
@@ -270,10 +261,7 @@ static PyObject *run_metadata(PyObject *self, PyObject *const *args)
     }
     if (!ok || !stream_get(comm, args[2], &stream))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS;
-    status = complete(comm, ep_plan_get_metadata(plan->plan, &metadata, stream));
-    Py_END_ALLOW_THREADS;
-    return result_of(status);
+    return result_of(UNLOCKED(complete(comm, ep_plan_get_metadata(plan->plan, &metadata, stream))));
 }
 
 /* A list of n integers, or None where the library has no array yet. */
@@ -305,9 +293,7 @@ static PyObject *run_settle(PyObject *self, PyObject *const *args)
     struct plan_object *plan = (struct plan_object *)self;
     ep_status status;
 
-    Py_BEGIN_ALLOW_THREADS;
-    status = ep_plan_settle(plan->plan);
-    Py_END_ALLOW_THREADS;
+    status = UNLOCKED(ep_plan_settle(plan->plan));
     if (status == EP_OK)
         status = plan_fill(plan);
     if (status != EP_OK)

@@ -304,10 +304,8 @@ PyObject *plan_dispatch(PyObject *self, PyObject *const *args)
     ep_status status;
     void *stream;
     bool ok = true;
-    int64_t format = want_int(args[10], "dispatch", "format", &ok);
+    int64_t format = want_within(args[10], "dispatch", "format", 0, FORMATS, &ok);
 
-    if (ok && (format < 0 || format > FORMATS))
-        return raise_arg("dispatch: there is no format %lld", (long long)format);
     made = ok && format ? &formats[format - 1] : NULL;
     if (!ok || !get_sent(comm, args, plan->updated ? -1 : plan->n_tokens, plan->topk, made, &sent))
         return NULL;
@@ -319,9 +317,8 @@ PyObject *plan_dispatch(PyObject *self, PyObject *const *args)
         Py_XDECREF(outputs);
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS;
-    status = comm->cuda ? ep_dispatch(plan->plan, &dispatch, stream) : ep_dispatch_sync(plan->plan, &dispatch);
-    Py_END_ALLOW_THREADS;
+    status =
+        UNLOCKED(comm->cuda ? ep_dispatch(plan->plan, &dispatch, stream) : ep_dispatch_sync(plan->plan, &dispatch));
     if (status == EP_OK)
         return as_rows(outputs);
     Py_DECREF(outputs);
@@ -428,9 +425,7 @@ PyObject *plan_combine(PyObject *self, PyObject *const *args)
         Py_XDECREF(sums);
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS;
-    status = comm->cuda ? ep_combine(plan->plan, &combine, stream) : ep_combine_sync(plan->plan, &combine);
-    Py_END_ALLOW_THREADS;
+    status = UNLOCKED(comm->cuda ? ep_combine(plan->plan, &combine, stream) : ep_combine_sync(plan->plan, &combine));
     if (status == EP_OK)
         return sums;
     Py_DECREF(sums);

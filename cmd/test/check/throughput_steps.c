@@ -242,11 +242,6 @@ static void reply_row(void *context, int rank, int k, int source, int token, uin
         data_reply(&state->c.data, k < 0 ? rank : state->run->group.n_ranks + k, source, token, ret_row);
 }
 
-static int32_t selected_expert(const struct check_run *run, int rank, int token, int k)
-{
-    return run->group.experts[rank][(size_t)token * (size_t)run->group.topk + (size_t)k];
-}
-
 /* Writes the weights of a row: those received, or new ones. */
 static void load_weights(const struct throughput_step *step, int64_t i)
 {
@@ -333,13 +328,14 @@ static void verify_weights(const struct throughput_step *step, int token)
     int rank = run->ctx->rank, topk = run->group.topk;
     size_t bytes = (size_t)topk * sizeof(float);
     const float *own = run->group.weights[rank] + (size_t)token * (size_t)topk;
+    const int32_t *experts = run->group.experts[rank] + (size_t)token * (size_t)topk;
     const struct reference_row row = {.rank = rank, .token = token};
     float expected[EP_MAX_TOPK];
 
     for (int k = 0; k < topk; k++) {
         float weight = step->identity ? own[k] : data_reply_weight(&state->c.data, rank, token, k);
 
-        expected[k] = selected_expert(run, rank, token, k) < 0 ? 0 : weight;
+        expected[k] = experts[k] < 0 ? 0 : weight;
     }
     check_row(run, "out_topk_weights", token, &row, sizeof(float), bytes, expected,
               state->out_weights + (size_t)token * (size_t)topk);

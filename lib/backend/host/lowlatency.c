@@ -24,11 +24,6 @@ static size_t out_row_bytes(const ep_ll *ll, const ep_ll_dispatch_args *args)
     return (size_t)ep_ll_row_bytes(ll, args);
 }
 
-static size_t out_scale_bytes(const ep_ll *ll, const ep_ll_dispatch_args *args)
-{
-    return (size_t)ep_ll_scale_words(ll, args) * 4;
-}
-
 /* In a slot. Those of nvfp4 have no room before the row, which leaves some behind it. */
 static size_t scales_at(const ep_ll *ll, const ep_ll_dispatch_args *args)
 {
@@ -109,7 +104,7 @@ static void send_token(ep_ll *ll, const struct ll_dispatch *dispatch, int t)
         slot = to.segment + ll_wire_slot_at(to.layout, to.source, t);
         memcpy(slot, choices, (size_t)ll->config.topk * sizeof(*choices));
         if (scales)
-            memcpy(slot + scales_at(ll, args), scales, out_scale_bytes(ll, args));
+            memcpy(slot + scales_at(ll, args), scales, (size_t)ep_ll_scale_words(ll, args) * 4);
         memcpy(slot + inner->row_at, row, out_row_bytes(ll, args));
         ll_wire_store(to.segment, ll_wire_slot_flag_at(to.layout, to.source, t), dispatch->serial << 1 | 1);
     }
