@@ -61,10 +61,15 @@ static void script_shell(FILE *script, const char *text)
     fprintf(script, "(\n%s%s)\n", text, bytes && text[bytes - 1] == '\n' ? "" : "\n");
 }
 
-/* With a TMPDIR of its own: another user knows the names that programs take in /tmp, and can take them first. */
+/*
+ * With a TMPDIR of its own: another user knows the names that programs take in /tmp, and can take them first. Where
+ * none can be made, the text runs without: a full disk is no answer to what it asks.
+ */
 static void script_shell_apart(FILE *script, const char *text)
 {
-    fputs("(\nTMPDIR=$(mktemp -d)\nexport TMPDIR\ntrap 'rm -rf \"$TMPDIR\"' EXIT\n", script);
+    fputs("(\nexport TMPDIR=\"$(mktemp -d 2>/dev/null || TMPDIR='' mktemp -d 2>/dev/null)\"\n"
+          "trap 'rm -rf \"$TMPDIR\"' EXIT\n",
+          script);
     script_shell(script, text);
     fputs(")\n", script);
 }

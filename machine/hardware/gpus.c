@@ -25,12 +25,18 @@ static int get_truth(const json_t *object, const char *key)
     return json_is_boolean(value) ? json_is_true(value) : -1;
 }
 
+/* GPU `i` of an answer; NULL after the last. A snapshot may list any number, and the loops over them are nested. */
+static const json_t *get_gpu(const json_t *answer, size_t i)
+{
+    return i < TOPO_MAX_GPUS ? json_array_get(json_object_get(answer, "gpus"), i) : NULL;
+}
+
 /* Is the PCI device among the GPUs of an answer? */
 static bool is_answered(const struct topo *topo, int pci, const json_t *answer)
 {
     const json_t *gpu;
 
-    FOR_JSON (gpu, json_object_get(answer, "gpus"))
+    for (size_t i = 0; (gpu = get_gpu(answer, i)); i++)
         if (topo_find_pci(topo, json_text(gpu, "pci")) == pci)
             return true;
     return false;
@@ -41,7 +47,7 @@ void nvml_collect_pci(const json_t *answer, struct pci_set *set)
     struct pci_address address;
     const json_t *gpu;
 
-    FOR_JSON (gpu, json_object_get(answer, "gpus"))
+    for (size_t i = 0; (gpu = get_gpu(answer, i)); i++)
         if (parse_pci_address(json_text(gpu, "pci"), &address))
             pci_set_add(set, &address);
 }
@@ -138,7 +144,7 @@ static void read_answer(struct topo *topo, const json_t *answer)
     topo->cc_feature = get_truth(json_object_get(answer, "cc"), "feature");
     topo->cc_ready = get_truth(json_object_get(answer, "cc"), "ready");
     topo->cc_mode = (enum topo_cc_mode)number_of(json_text(json_object_get(answer, "cc"), "multi_gpu"), cc_modes);
-    FOR_JSON (gpu, json_object_get(answer, "gpus")) {
+    for (size_t i = 0; (gpu = get_gpu(answer, i)); i++) {
         int index = find_gpu_at(topo, json_text(gpu, "pci"));
 
         if (index >= 0 && !topo->gpus[index].answered)
@@ -231,7 +237,7 @@ static bool add_answered(struct topo *topo, const json_t *answer)
 {
     const json_t *gpu;
 
-    FOR_JSON (gpu, json_object_get(answer, "gpus")) {
+    for (size_t i = 0; (gpu = get_gpu(answer, i)); i++) {
         int pci = topo_find_pci(topo, json_text(gpu, "pci"));
 
         if (pci >= 0 && is_gpu(topo, pci, answer) && find_gpu_at(topo, topo->pci[pci].address) < 0)

@@ -651,6 +651,8 @@ END
     run -1 "${WITHOUT_SYSTEMD[@]}" "$EPKIT" install apply ./own.yaml --state "$PWD/state"
     [[ "$output" == *"ok     one: first"*"FAILED one: second: drwx------"* ]]
     [ -e one ]
+    run -0 env TMPDIR="$PWD/none" "$EPKIT" install status own --state "$PWD/state" # no folder there: that is no answer
+    [[ "$output" == *"its check succeeds"* ]]
     epkit install uninstall own --state "$PWD/state"
     [ "$(ls open)" = name ]
     [ ! -e victim ]

@@ -3,6 +3,8 @@
 #include "machine/hardware/topo.h"
 #include "machine_tree.h"
 
+#include <time.h>
+
 #define HOST_A "/sys/devices/pci0000:10"
 #define HOST_B "/sys/devices/pci0000:20"
 #define PORT_A HOST_A "/0000:10:01.0"
@@ -311,6 +313,28 @@ TEST_WITH(test_nvml_answers_of_anybody, setup, teardown)
     assert_int_equal(topo->gpus[0].nvlinks, 2);
     assert_string_equal(topo->gpus[1].name, "a?[31mb");
     assert_int_equal(topo->gpus[1].minor, -1);
+}
+
+/* What was made up takes no longer than a machine: the GPUs of an answer are compared with each other. */
+TEST_WITH(test_nvml_answers_of_any_length, setup, teardown)
+{
+    size_t bytes;
+    char *answer;
+    FILE *file = open_memstream(&answer, &bytes);
+    clock_t start;
+
+    fputs("{\"epkit_snapshot\": 1, \"answers\": {\"nvml\": {\"value\": {\"gpus\": [{\"pci\": \"0000:10:00.0\"}", file);
+    for (int i = 0; i < 40000; i++)
+        fprintf(file, ", {\"pci\": \"%s\"}", i < 20000 ? "" : "0000:10:01.0");
+    fputs("]}}}}", file);
+    fclose(file);
+    tree_put(&tree, "/proc/driver/nvidia/version", "NVRM version: x 570.86.15 y\n");
+    tree_put(&tree, "/epkit-overlay.json", answer);
+    free(answer);
+    start = clock();
+    read_tree();
+    assert_true(clock() - start < 5 * CLOCKS_PER_SEC);
+    assert_int_equal(topo->n_gpus, 1);
 }
 
 TEST_WITH(test_driver_files, setup, teardown)
