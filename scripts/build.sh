@@ -19,6 +19,9 @@ if [ -f "$folder/CMakeCache.txt" ] && ! grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL
     fresh=(--fresh)
 fi
 
+# ccache asks the compiler which files it has read, in place of a preprocessor of its own: a tenth less for what is new.
+export CCACHE_DEPEND=1
+
 options=("$@")
 target=all
 if [ "${1-}" = --command ]; then
