@@ -178,15 +178,6 @@ int input_judge_folder(const struct cmd *cmd, const struct folder *folder, const
 
 /* --- text --- */
 
-static json_t *or_null(const json_t *object, const char *key, const char *inner)
-{
-    json_t *value = json_object_get(object, key);
-
-    if (inner)
-        value = json_object_get(value, inner);
-    return value ? json_incref(value) : json_null();
-}
-
 /* With its unit, but not the link, which the columns of the figures name: "43.0 GB/s", "65.0 us". */
 static json_t *expected_text(const json_t *expected)
 {
@@ -201,22 +192,22 @@ static json_t *expected_text(const json_t *expected)
 static json_t *number_row(const json_t *run, const json_t *measure)
 {
     const json_t *percent = json_object_get(measure, "percent_of_peak");
+    const json_t *logical = json_object_get(measure, "logical_gbps"), *wire = json_object_get(measure, "wire_gbps");
     json_t *bus = json_object_get(measure, "busbw_gbps"), *share = NULL;
-    json_t *nvl = json_is_number(bus) ? json_incref(bus) : or_null(measure, "logical_gbps", "nvl");
+    json_t *nvl = json_is_number(bus) ? bus : json_object_get(logical, "nvl");
     /* Runs on different links differ only in the device. */
     bool is_link = strcmp(json_text(run, "dialect"), "perftest") == 0;
 
     for (const char *const *link = TEXTS("rdma", "bus", "nvl"); *link && !json_is_number(share); link++)
         share = json_object_get(percent, *link);
-    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:O?, s:o, s:o, s:o}", "run",
-                     or_null(run, "title", NULL), "op", or_null(measure, "op", NULL), "type",
-                     or_null(measure, "type", NULL), "rdma", or_null(measure, "logical_gbps", "rdma"), "nvl", nvl,
-                     "rate", json_is_number(nvl) || is_link ? json_null() : or_null(measure, "algbw_gbps", NULL),
-                     "rdma_wire", or_null(measure, "wire_gbps", "rdma"), "nvl_wire",
-                     or_null(measure, "wire_gbps", "nvl"), "time", or_null(measure, "time_us", NULL), "percent", share,
-                     "expected", expected_text(json_object_get(measure, "expected")), "rating",
-                     or_null(measure, "rating", NULL), "config",
-                     is_link ? or_null(run, "device", NULL) : or_null(measure, "config", NULL));
+    return json_pack("{s:O?, s:O?, s:O?, s:O?, s:O?, s:O?, s:O?, s:O?, s:O?, s:O?, s:o, s:O?, s:O?}", "run",
+                     json_object_get(run, "title"), "op", json_object_get(measure, "op"), "type",
+                     json_object_get(measure, "type"), "rdma", json_object_get(logical, "rdma"), "nvl", nvl, "rate",
+                     json_is_number(nvl) || is_link ? NULL : json_object_get(measure, "algbw_gbps"), "rdma_wire",
+                     json_object_get(wire, "rdma"), "nvl_wire", json_object_get(wire, "nvl"), "time",
+                     json_object_get(measure, "time_us"), "percent", share, "expected",
+                     expected_text(json_object_get(measure, "expected")), "rating", json_object_get(measure, "rating"),
+                     "config", is_link ? json_object_get(run, "device") : json_object_get(measure, "config"));
 }
 
 int verdict_measures(FILE *stream, const json_t *runs, enum out_format format)

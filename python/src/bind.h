@@ -73,6 +73,7 @@ PyTypeObject *ll_type_new(PyObject *module);
 int errors_init(PyObject *module);
 PyObject *raise_status(ep_status status); /* of a call of this thread that has just failed; or what a signal raises */
 PyObject *result_of(ep_status status);    /* None, or that */
+PyObject *made_or(ep_status status, PyObject *made); /* what the call was to return, or that, without the reference */
 PyObject *raise_arg(const char *format, ...) __attribute__((format(printf, 1, 2)));   /* EP_E_ARG */
 PyObject *raise_state(const char *format, ...) __attribute__((format(printf, 1, 2))); /* EP_E_STATE */
 /* TypeError, with the type of the argument alone: to print a tensor would read it. */

@@ -253,10 +253,7 @@ static PyObject *comm_allgather(PyObject *self, PyObject *bytes)
     }
     status = UNLOCKED(ep_comm_allgather(comm->box->comm, mine, (size_t)size, data));
     call_done(comm);
-    if (status == EP_OK)
-        return all;
-    Py_DECREF(all);
-    return raise_status(status);
+    return made_or(status, all);
 }
 
 static PyObject *comm_abort(PyObject *self, PyObject *unused)

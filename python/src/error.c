@@ -168,6 +168,15 @@ PyObject *result_of(ep_status status)
     Py_RETURN_NONE;
 }
 
+PyObject *made_or(ep_status status, PyObject *made)
+{
+    if (status == EP_OK)
+        return made;
+    raise_status(status);
+    Py_DECREF(made);
+    return NULL;
+}
+
 static PyObject *raise_format(ep_status status, const char *format, va_list args)
 {
     char text[2048]; /* texts of the library among the arguments have up to 512 */

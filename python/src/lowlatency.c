@@ -60,11 +60,8 @@ PyObject *ll_new(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
     config.flags = (uint32_t)values[4];
     status = UNLOCKED(ep_ll_new(comm->box->comm, &config, &ll->ll));
     call_done(comm);
-    if (status != EP_OK) {
-        raise_status(status);
-        Py_DECREF((PyObject *)ll);
-        return NULL;
-    }
+    if (status != EP_OK)
+        return made_or(status, (PyObject *)ll);
     ll->max_tokens = config.max_tokens;
     ll->hidden = config.hidden;
     ll->n_experts = config.n_experts;

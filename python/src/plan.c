@@ -114,23 +114,15 @@ PyObject *plan_new(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
     plan_args.max_tokens = narrow(values[4]);
     status = UNLOCKED(ep_plan_new(comm->box->comm, &plan_args, &plan->plan));
     call_done(comm);
-    if (status != EP_OK) {
-        raise_status(status);
-        Py_DECREF((PyObject *)plan);
-        return NULL;
-    }
+    if (status != EP_OK)
+        return made_or(status, (PyObject *)plan);
     plan->member.close = plan_close;
     plan->member.noun = "plan";
     plan->idx_type = plan_args.idx_type == EP_I32 ? TYPE_I32 : TYPE_I64;
     plan->fixed = values[3] > 0;
     plan->n_tokens = plan_args.n_tokens;
     member_add(comm, &plan->member);
-    status = plan_fill(plan);
-    if (status == EP_OK)
-        return (PyObject *)plan;
-    raise_status(status);
-    Py_DECREF((PyObject *)plan);
-    return NULL;
+    return made_or(plan_fill(plan), (PyObject *)plan);
 }
 
 /* Comm.layout(topk_idx, n_experts, stream) -> tokens_per_rank, tokens_per_expert, token_in_rank */
@@ -172,10 +164,7 @@ PyObject *plan_layout(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
     layout.token_in_rank = plan_args.n_tokens ? parts[2].data : NULL;
     status = UNLOCKED(ep_plan_layout(comm->box->comm, &plan_args, &layout));
     call_done(comm);
-    if (status == EP_OK)
-        return made;
-    Py_DECREF(made);
-    return raise_status(status);
+    return made_or(status, made);
 }
 
 /* update(topk_idx, token_in_rank, tokens_per_expert, stream) */
@@ -320,12 +309,6 @@ static PyObject *plan_info(PyObject *self, PyObject *unused)
     LIST_OF(info.recv_per_expert, info.n_local_experts, per_expert);
     LIST_OF(info.recv_from_rank, plan->member.comm->nranks + 1, from_rank);
     LIST_OF(info.expert_start, info.n_local_experts + 1, start);
-    if (!per_expert || !from_rank || !start) {
-        Py_XDECREF(per_expert);
-        Py_XDECREF(from_rank);
-        Py_XDECREF(start);
-        return NULL;
-    }
     return Py_BuildValue("(LLLLNNN)", (long long)info.n_recv, (long long)info.out_rows, (long long)info.n_send,
                          (long long)info.n_wire, per_expert, from_rank, start);
 }

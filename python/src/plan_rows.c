@@ -319,10 +319,8 @@ PyObject *plan_dispatch(PyObject *self, PyObject *const *args)
     }
     status =
         UNLOCKED(comm->cuda ? ep_dispatch(plan->plan, &dispatch, stream) : ep_dispatch_sync(plan->plan, &dispatch));
-    if (status == EP_OK)
-        return as_rows(outputs);
-    Py_DECREF(outputs);
-    return raise_status(status);
+    outputs = made_or(status, outputs);
+    return outputs ? as_rows(outputs) : NULL;
 }
 
 /* The biases of args[2], a tuple or list: up to two, each may be None. */
@@ -426,8 +424,5 @@ PyObject *plan_combine(PyObject *self, PyObject *const *args)
         return NULL;
     }
     status = UNLOCKED(comm->cuda ? ep_combine(plan->plan, &combine, stream) : ep_combine_sync(plan->plan, &combine));
-    if (status == EP_OK)
-        return sums;
-    Py_DECREF(sums);
-    return raise_status(status);
+    return made_or(status, sums);
 }

@@ -63,11 +63,6 @@ static PyObject *tuple_of(int n, const int64_t *values)
     return tuple;
 }
 
-static PyObject *shape_of(const struct form *form)
-{
-    return tuple_of(form->ndim, form->shape);
-}
-
 static PyObject *strides_of(const struct form *form)
 {
     int64_t strides[TENSOR_DIMS];
@@ -81,7 +76,7 @@ static PyObject *strides_of(const struct form *form)
 
 PyObject *torch_new(const struct comm_object *comm, bool fast, PyObject *dtype, const struct form *form)
 {
-    PyObject *shape = shape_of(form), *strides = shape ? strides_of(form) : NULL, *tensor = NULL;
+    PyObject *shape = tuple_of(form->ndim, form->shape), *strides = shape ? strides_of(form) : NULL, *tensor = NULL;
 
     if (strides && fast)
         tensor = PyObject_CallFunctionObjArgs(torch.fast, shape, strides, dtype, NULL);
@@ -106,7 +101,7 @@ PyObject *torch_out(const struct comm_object *comm, PyObject *given, const struc
 /* A part of the memory of a tensor, from element `offset` on. */
 static PyObject *part_of(PyObject *function, PyObject *tensor, const struct form *form, int64_t offset)
 {
-    PyObject *shape = shape_of(form), *strides = shape ? strides_of(form) : NULL, *part = NULL;
+    PyObject *shape = tuple_of(form->ndim, form->shape), *strides = shape ? strides_of(form) : NULL, *part = NULL;
 
     if (strides)
         part = PyObject_CallFunction(function, "OOOL", tensor, shape, strides, (long long)offset);

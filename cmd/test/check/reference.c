@@ -17,14 +17,19 @@ static int rank_of_expert(const struct reference_group *group, int expert)
     return expert / group->n_local;
 }
 
+/* Number of choices in from..to whose experts are on the rank. */
+static int count_choices(const struct reference_group *group, const int32_t *experts, int rank, int from, int to)
+{
+    int n = 0;
+
+    for (int k = from; k < to; k++)
+        n += experts[k] >= 0 && rank_of_expert(group, experts[k]) == rank;
+    return n;
+}
+
 static bool goes_to_rank(const struct reference_group *group, int source, int token, int rank)
 {
-    const int32_t *experts = experts_of(group, source, token);
-
-    for (int k = 0; k < group->topk; k++)
-        if (experts[k] >= 0 && rank_of_expert(group, experts[k]) == rank)
-            return true;
-    return false;
+    return count_choices(group, experts_of(group, source, token), rank, 0, group->topk) > 0;
 }
 
 static bool goes_to_node(const struct reference_group *group, int source, int token, int node)
@@ -125,13 +130,9 @@ static void count_sent(const struct reference_group *group, struct reference_lay
         const int32_t *experts = experts_of(group, rank, token);
 
         for (int to = 0; to < group->n_ranks; to++) {
-            int64_t rows = goes_to_rank(group, rank, token, to);
+            int rows = count_choices(group, experts, to, 0, group->topk);
 
-            if (layout->expanded) {
-                rows = 0;
-                for (int k = 0; k < group->topk; k++)
-                    rows += experts[k] >= 0 && rank_of_expert(group, experts[k]) == to;
-            }
+            rows = layout->expanded ? rows : rows > 0;
             layout->n_send += rows;
             if (to != rank)
                 layout->n_wire += rows;
@@ -264,7 +265,7 @@ static void add_row(float *sum, int *n_terms, const uint16_t *row, int hidden)
 static void add_node(const struct reference_group *group, const struct reference_combine *combine, int node, int source,
                      int token, float *sum, int *n_terms, uint16_t *row)
 {
-    const int32_t *experts = group->experts[source] + (size_t)token * (size_t)group->topk;
+    const int32_t *experts = experts_of(group, source, token);
     int experts_per_node = group->ranks_per_node * group->n_local;
     int last_rank = -1;
 
@@ -407,38 +408,30 @@ static void add_choice(const struct reference_group *group, const struct referen
         sum[i] = fmaf(weight, format_from_bf16(row[i]), sum[i]);
 }
 
-/* Number of choices in from..to whose experts are on the rank of `expert`. */
-static int count_choices(const struct reference_group *group, const int32_t *experts, int expert, int from, int to)
-{
-    int n = 0;
-
-    for (int k = from; k < to; k++)
-        n += experts[k] >= 0 && experts[k] / group->n_local == expert / group->n_local;
-    return n;
-}
-
 void reference_ll_combine_row(const struct reference_group *group, const struct reference_combine *combine, int rank,
                               int token, struct reference_scratch *scratch, uint16_t *ret_row)
 {
-    const int32_t *experts = group->experts[rank] + (size_t)token * (size_t)group->topk;
+    const int32_t *experts = experts_of(group, rank, token);
     int hidden = combine->hidden, topk = group->topk;
     float *total = scratch->total, *partial = scratch->partial;
 
     for (int i = 0; i < hidden; i++)
         total[i] = 0;
     for (int k = 0; k < topk; k++) {
+        int holder = rank_of_expert(group, experts[k]);
+
         if (experts[k] < 0)
             continue;
-        if (combine->no_partial_reduce || count_choices(group, experts, experts[k], 0, topk) == 1) {
+        if (combine->no_partial_reduce || count_choices(group, experts, holder, 0, topk) == 1) {
             add_choice(group, combine, rank, token, k, scratch->row, total);
             continue;
         }
-        if (count_choices(group, experts, experts[k], 0, k) > 0)
+        if (count_choices(group, experts, holder, 0, k) > 0)
             continue; /* included in the partial sum of its rank's first choice */
         for (int i = 0; i < hidden; i++)
             partial[i] = 0;
         for (int j = k; j < topk; j++)
-            if (count_choices(group, experts, experts[k], j, j + 1))
+            if (count_choices(group, experts, holder, j, j + 1))
                 add_choice(group, combine, rank, token, j, scratch->row, partial);
         for (int i = 0; i < hidden; i++)
             total[i] += format_from_bf16(format_to_bf16(partial[i]));
