@@ -12,6 +12,7 @@
  * that does not fit is "'...'". Returns ret_word.
  */
 #define SHELL_WORD_BYTES 1200 /* enough for 253 quotes, a name of Kubernetes */
+/* Characters of plain words; cmd/report reads quoted words by the same. */
 #define SHELL_PLAIN "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./+,:=@%-"
 const char *shell_quote(const char *text, char *ret_word, size_t bytes);
 

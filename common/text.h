@@ -12,7 +12,7 @@
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
-/* Each of the n elements of an array, as a pointer. */
+/* Each of the n elements of an array, which is not NULL, as a pointer. */
 #define FOR_EACH(element, array, n)                                                                                    \
     for (__typeof__((array)[0]) *element = (array), *element##_end = element + (n); element < element##_end; element++)
 
