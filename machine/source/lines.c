@@ -33,7 +33,7 @@ static void add_line(struct found *found, const char *line, size_t bytes)
         found->used -= (size_t)(rest + 1 - found->text);
         memmove(found->text, rest + 1, found->used);
     }
-    if (found->used + bytes + 1 > found->room)
+    if (!found->text || found->used + bytes + 1 > found->room)
         found->text = memory_grow(found->text, found->room = 2 * (found->used + bytes + 1));
     memcpy(found->text + found->used, line, bytes);
     found->used += bytes;
