@@ -187,7 +187,8 @@ class Plan(OfThisProcess):
             want_tensor(scales, "dispatch", "scales", "[N, any]")
             if scales.shape[0] > 1 and not any(scales.stride()):
                 scales = scales.contiguous()
-        words, plain = (None, rows) if scales is None and rows.dtype is torch.bfloat16 else (as_words(scales), as_bytes(rows))
+        is_plain = scales is None and getattr(rows, "dtype", None) is torch.bfloat16
+        words, plain = (None, rows) if is_plain else (as_words(scales), as_bytes(rows))
         if words is scales and plain is rows:
             received: Rows = self._native.dispatch(rows, scales, topk_weights, out, want_topk_idx, column_major_scales, stream, False, source,
                                                    source_stride, 0, None)

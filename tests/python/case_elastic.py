@@ -358,6 +358,32 @@ def test_sent_before_counts(rank, size):
         assert torch.equal(early.combine(y, a[3])[0], waits.combine(y, b[3])[0])
 
 
+@on_ranks(2)
+def test_a_rank_without_room_sends_what_is_refused(rank, size):
+    """It waits for the counts before it sends. Where all ranks refuse them, because of another number of tokens here, others are in
+    that dispatch already."""
+    buffer, settle, sent = new_buffer(), epkit.Plan.settle, []
+    place, buffer._early.able = buffer._place_rows, True
+    topk_idx, x = torch.zeros(1 + 8 * rank, 1, dtype=torch.int64), torch.ones(1 + 8 * rank, HIDDEN, dtype=torch.bfloat16)
+    call = {"topk_idx": topk_idx, "num_experts": size}
+
+    def as_on_gpus(plan):
+        error = epkit.ArgumentError("EP_E_CAPACITY")
+        error.name = "EP_E_CAPACITY"
+        raise error
+
+    buffer._place_rows = lambda plan, *args: (sent.append(plan.fixed), place(plan, *args))[1]
+    if rank == 0:
+        buffer._early._most, epkit.Plan.settle = 0, settle if CUDA else as_on_gpus
+    raises(epkit.ArgumentError, "EP_E_CAPACITY rank 0 receives 10", buffer.dispatch, x, num_max_tokens_per_rank=1 + 10 * rank, **call)
+    epkit.Plan.settle, buffer._early._most = settle, 2
+    assert sent == [True]
+    with contextlib.suppress(epkit.ArgumentError):
+        buffer._comm.synchronize()  # GPUs report it once more
+    rows, _, _, handle, _ = buffer.dispatch(x, **call)
+    assert len(rows) == (0 if rank else 10) and torch.equal(buffer.combine(rows, handle)[0], x)
+
+
 @on_ranks(4)
 def test_replicas_of_experts(rank, size):
     """Weights go to their slots bit by bit, and gradients come back to the owner, added in the order of (rank, slot)."""

@@ -7,7 +7,7 @@ import epkit
 import torch
 import torch.distributed as dist
 from deep_ep.utils.math import calc_diff, create_grouped_scores, inplace_unique, per_token_cast_back, per_token_cast_to_fp8
-from ranks import on_ranks, raises, run
+from ranks import CUDA, on_ranks, raises, run
 
 TOKENS, HIDDEN, TOPK = 48, 256, 4
 NOT_ON_CUDA = {"test_events": "events of the CPU"}
@@ -227,6 +227,33 @@ def test_sent_before_counts_2_ranks():
 
 def test_sent_before_counts_3_ranks():
     run(3, sent_before_counts)
+
+
+@on_ranks(2)
+def test_a_rank_without_room_sends_what_is_refused(rank, size):
+    """Without room for one more result of the expected size a rank waits for the counts before it sends. Where all ranks refuse them
+    it sends all the same: others are in that dispatch already."""
+    buffer, settle, sent = deep_ep.Buffer(dist.group.WORLD), epkit.Plan.settle, []
+    topk_idx, x = torch.arange(600).view(600, 1) % size, torch.full((600, HIDDEN), rank + 1, dtype=torch.bfloat16)
+    place, buffer._early.able = buffer._place_rows, True
+
+    def note(plan, *args):
+        sent.append(plan.fixed)
+        return place(plan, *args)
+
+    def as_on_gpus(plan):
+        raise refused
+
+    buffer._place_rows = note
+    if not CUDA:  # there the host knows counts only after the dispatch
+        plan = buffer._comm.plan(topk_idx, size, max_recv_tokens=1)
+        refused = raises(epkit.ArgumentError, "EP_E_CAPACITY", plan.dispatch, x)
+    if rank == 0:
+        buffer._early._most, epkit.Plan.settle = 0, settle if CUDA else as_on_gpus
+    rows, _, _, counts, handle, _ = dispatch_new(buffer, x, topk_idx, torch.ones(600, 1), size)
+    epkit.Plan.settle = settle
+    assert sent == [True, False] and counts == [600] and rows[:, 0].tolist() == [1] * 300 + [2] * 300
+    assert torch.equal(buffer.combine(rows, handle)[0], x)
 
 
 def grouped():

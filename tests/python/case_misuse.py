@@ -58,6 +58,8 @@ def test_wrong_tensors(rank, size):
     raises(TypeError, "num_experts str integer", comm.plan, topk_idx, "eight")
     plan = comm.plan(topk_idx, 2 * size)
     raises(bad, "dispatch x float32 bfloat16", plan.dispatch, x.float())
+    for wrong, kind in ((None, "NoneType"), ([1], "list"), ((None, None), "NoneType")):
+        raises(TypeError, f"dispatch x {kind} tensor", plan.dispatch, wrong)
     raises(bad, "dispatch x shape 5 6", plan.dispatch, x[:5])
     raises(bad, "dispatch x shape", plan.dispatch, x.view(6, H // 2, 2))
     raises(bad, "dispatch x contiguous", plan.dispatch, x.t().contiguous().t())

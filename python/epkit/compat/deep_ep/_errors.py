@@ -16,6 +16,11 @@ def advise(error: _Error, advice: str) -> _Error:
     return error
 
 
+def is_refused(error: epkit.Error) -> bool:
+    """Whether all ranks refuse a plan: one would receive more rows than its capacity."""
+    return getattr(error, "name", "") == "EP_E_CAPACITY"
+
+
 def naming(advice: str, *names: str) -> Callable[[_Call], _Call]:
     """Makes a call add `advice` to errors with one of these names: arguments of the library, which its caller has not given. The
     reason may be an earlier call, and another rank."""

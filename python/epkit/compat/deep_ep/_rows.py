@@ -9,6 +9,8 @@ import torch
 import epkit
 from epkit._tensors import want_tensor
 
+from ._errors import is_refused
+
 Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -118,3 +120,13 @@ class EarlyOutputs:
 
     def add(self, out: torch.Tensor) -> None:
         self._storages.append(weakref.ref(out.untyped_storage()))
+
+    @staticmethod
+    def settle(plan: epkit.Plan) -> None:
+        """plan.settle() before the dispatch. A plan that is refused stays as it is: other ranks may have called its dispatch, which
+        all take part in, and which says so."""
+        try:
+            plan.settle()
+        except epkit.ArgumentError as error:
+            if not is_refused(error):
+                raise

@@ -12,7 +12,7 @@ from epkit._tensors import OfThisProcess, run_untraced, want_integer, want_tenso
 from epkit.plan import check_inputs
 from epkit.plan import Rows as PlanRows
 
-from ._errors import advise, naming, raise_refused
+from ._errors import advise, is_refused, naming, raise_refused
 from ._low_latency import LowLatencyCalls, hinted, size_hint
 from ._order import CommStream, Mark, Order
 from ._rows import Rows, _as_given, _biases, _check_group, _origin_of, _origins, _with_columns, _with_scales, EarlyOutputs
@@ -387,7 +387,7 @@ class Buffer(LowLatencyCalls):
         try:
             sent = self._send_rows(plan, order, x, topk_idx, topk_weights, is_token_in_rank, early, capturing)
         except epkit.ArgumentError as error:
-            if not early or getattr(error, "name", "") != "EP_E_CAPACITY":
+            if not early or not is_refused(error):
                 raise
             self._end_refused(error, order)
         if sent is None:
@@ -403,14 +403,14 @@ class Buffer(LowLatencyCalls):
         """The dispatch. Without memory for the rows that are expected it waits for the counts."""
         with order.allocating():
             if early and not self._early.has_room():
-                plan.settle()
+                self._early.settle(plan)
             placed: Optional[Tuple[Optional[torch.Tensor], PlanRows]] = None
             try:
                 placed = self._place_rows(plan, order, x, topk_idx, topk_weights)
             except torch.cuda.OutOfMemoryError:
                 if not (early and plan.fixed):
                     raise
-                plan.settle()
+                self._early.settle(plan)
             source, rows = placed or self._place_rows(plan, order, x, topk_idx, topk_weights)
             if early:
                 memory, expected = rows.x, plan.out_rows

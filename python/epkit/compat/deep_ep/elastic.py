@@ -364,18 +364,18 @@ class ElasticBuffer(OfThisProcess):
         placed: Optional[Tuple[PlanRows, Optional[torch.Tensor]]] = None
         with order.allocating():
             if counted and not early:
-                plan.settle()
+                self._early.settle(plan)
             try:
                 placed = self._place_rows(plan, order, x, topk_weights, columns, out, stride)
             except torch.cuda.OutOfMemoryError:
                 if not early or out is not None:
                     raise
                 early = False
-                plan.settle()
+                self._early.settle(plan)
             rows, source = placed or self._place_rows(plan, order, x, topk_weights, columns, out, stride)
-        if early:
-            if out is None:
-                self._early.add(rows.x)
+        if early and out is None:
+            self._early.add(rows.x)
+        if counted and plan.fixed:
             rows, source = plan._settle(rows, source)
         return rows, source
 
