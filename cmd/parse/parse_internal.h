@@ -79,7 +79,7 @@ struct parser {
     int current_stream; /* index of the stream whose line the dialects read */
     struct run **runs;
     size_t n_runs;
-    struct run lost; /* stands for each run beyond MAX_RUNS: read, and not kept */
+    struct run lost;     /* stands for each run beyond MAX_RUNS: read, and not kept */
     char program[64];    /* last program name seen: all_reduce_perf ... */
     const char *v2_type; /* of the last case of DeepEP 2 in this source, from any stream; NULL: none */
     struct parse_fault faults[MAX_FAULTS];
