@@ -252,8 +252,8 @@ verdict_is() {
 passes() {
     local code=0 launched
     rm -f "$BATS_TEST_TMPDIR/ready" "$BATS_TEST_TMPDIR/got"
-    # Shells start background processes with SIGINT ignored.
-    env --default-signal=INT,QUIT "$EPKIT" nics --from "$ROOT" --output "$BATS_TEST_TMPDIR/report" -- bash -c "
+    # Shells start background processes with SIGINT ignored, nohup those with SIGHUP.
+    env --default-signal=HUP,INT,QUIT "$EPKIT" nics --from "$ROOT" --output "$BATS_TEST_TMPDIR/report" -- bash -c "
         trap 'echo $1 >\"$BATS_TEST_TMPDIR/got\"; exit 41' $1
         : >\"$BATS_TEST_TMPDIR/ready\"
         while :; do sleep 0.1; done" &
