@@ -210,10 +210,11 @@ EP_API ep_status ep_comm_get_failed(const ep_comm *comm, int32_t *ret_failed);
  * that is made for these members, with an address or key of its own for each change, lets no others in.
  *
  * What stays: the number of each rank, its experts, memory of ep_alloc() with its contents, queues.
- * What was published of the failure of before is gone. Plans of before are EP_E_STATE: free them; all members make new
- * ones. So are low-latency objects until all members have renewed them (ep_ll_renew()); then captured graphs with their
- * calls, and with ep_barrier_on(), are valid again. Graphs with operations on plans of before must not be launched:
- * with a replaced rank nothing would find it.
+ * What was published of the failure of before is gone. Plans of exact counts are EP_E_STATE: free them; all members
+ * make new ones. So are low-latency objects and plans of fixed capacity until all members have renewed them
+ * (ep_ll_renew(), ep_plan_update()). Then captured graphs with their calls, with plans that were made in the capture,
+ * and with ep_barrier_on() are valid again, once new members have captured theirs: let ep_comm_barrier() be between
+ * that and the first launch. A graph with anything that was not renewed fails the communicator with EP_E_STATE.
  *
  * An absent rank has no tokens. A choice of one of its experts is EP_E_ROUTING, or with EP_COMM_DROP_ABSENT (low
  * latency: also with EP_LL_MASK_DEAD) counts as -1. Such a rank can change nothing of the members: its processes have

@@ -87,7 +87,8 @@ struct cuda_ctrl {
     _Atomic uint32_t mapped_by; /* bit mask of the node's ranks that have memory of this one mapped: reclaim.c */
     _Atomic uint32_t frees, allocations;     /* counts */
     _Atomic uint32_t mapped[CUDA_MAX_RANKS]; /* how many allocations of each rank of the node this one has mapped */
-    _Atomic uint64_t called;                 /* dispatches and combines whose staging is allocated */
+    /* Dispatches and combines whose staging is allocated; those in captures. A new member captures alone. */
+    _Atomic uint64_t called[2];
     _Atomic uint64_t stage_bytes[EP_GROUP_AT_COUNT]; /* published once peers can map the staging memory */
     struct cuda_slot slot[CUDA_SLOTS];
 };
@@ -199,11 +200,13 @@ struct cuda_comm {
     unsigned long long stream_id; /* of `stream`: the caller may destroy it, and CUDA uses its handle again */
     unsigned long long capture;   /* id of the last capture; 0: there was none */
     uint64_t operations;          /* called outside captures */
-    bool copied;       /* the present call has queued a copy: counts as an operation, even if the call fails */
-    uint64_t complete; /* of them, known to be complete */
-    uint64_t called;   /* dispatches and combines, including those in captures */
-    cudaEvent_t end;   /* for host waits */
-    int event_words;   /* used ones of the newest block for events */
+    bool copied;        /* the present call has queued a copy: counts as an operation, even if the call fails */
+    uint64_t complete;  /* of them, known to be complete */
+    uint64_t called[2]; /* as in struct cuda_ctrl */
+    unsigned long long plans_capture; /* id of the last capture with a new plan */
+    int captured_plans;               /* number of the last plan in it */
+    cudaEvent_t end;                  /* for host waits */
+    int event_words;                  /* used ones of the newest block for events */
 
     uint64_t updates;                /* of plans that the devices make */
     pthread_mutex_t pending_lock;    /* any thread may wait for an event */
@@ -436,16 +439,18 @@ ep_status cuda_map(struct cuda_comm *cuda, int rank, const struct ep_group_addre
                    void **ret_address);
 /* Maps what the peers have allocated since the last call, for the kernels. Any thread; cheap if there is nothing. */
 ep_status cuda_map_new(struct cuda_comm *cuda);
+/* ep_comm_barrier(), after which all is mapped that a rank had allocated before it. */
+ep_status cuda_barrier(ep_comm *comm);
 /*
  * Called before a dispatch or combine is launched, once this rank's own staging is allocated. No kernel may be launched
  * that waits for a mapping which its own process has still to make: any driver call may wait for that kernel, and so
  * delay the mapping (bench/README.md).
  *
  * If a peer's rows (of row_bytes[]; 0: not in staging) may need more staging than is mapped here, waits until the peer
- * has reached the same call, and maps what it has allocated. This is the only place where hosts wait for each other,
- * and only when staging grows. Assumes that the peers use staging for the same buffers as this rank.
+ * has it or has reached the same call, and maps what it has allocated. This is the only place where hosts wait for each
+ * other, and only when staging grows. Assumes that the peers use staging for the same buffers as this rank.
  */
-ep_status cuda_sync_stages(struct cuda_comm *cuda, const ep_plan *plan, const size_t row_bytes[EP_GROUP_AT_COUNT],
+ep_status cuda_sync_stages(const struct cuda_call *call, const ep_plan *plan, const size_t row_bytes[EP_GROUP_AT_COUNT],
                            enum ep_group_phase phase);
 /*
  * Have all peers mapped the caller's memory that the words of cuda_desc_buffer() describe? Waits for new memory: the

@@ -45,9 +45,9 @@ static void reset_control(struct cuda_comm *cuda)
     for (const struct ep_group_former *former = cuda->group.former; former; former = former->next)
         may_map |= 1u << (former->rank - cuda->group.first);
 
-    cuda->called = 0;
+    cuda->called[0] = 0;
     cuda->last_shape[0].blocks = cuda->last_shape[1].blocks = 0; /* repeat_bare() of the module */
-    atomic_store(&ctrl->called, 0);
+    atomic_store(&ctrl->called[0], 0);
     atomic_fetch_and(&ctrl->mapped_by, may_map);
     for (int local = 0; local < CUDA_MAX_RANKS; local++)
         atomic_store(&ctrl->mapped[local], 0);

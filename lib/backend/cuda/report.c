@@ -17,7 +17,7 @@
 ep_status cuda_fail_disagree(const struct cuda_comm *cuda, enum ep_group_phase phase, uint32_t word, int rank,
                              uint32_t mine, uint32_t theirs)
 {
-    static const char plan[] = "the plan (in order of creation)";
+    static const char plan[] = "the plan (in order of creation; below 0: in a capture)";
     static const char *const of_operation[] = {[CUDA_DESC_PLAN] = plan,
                                                [CUDA_DESC_DTYPE] = "dtype",
                                                [CUDA_DESC_HIDDEN] = "hidden",
@@ -124,8 +124,9 @@ static ep_status fail_former(struct cuda_comm *cuda, int rank, enum ep_group_pha
 {
     if (rank != cuda->group.comm->rank)
         return fail_stopped(cuda, EP_E_STATE, rank, phase);
-    ep_fail(EP_E_STATE, "a graph was launched with calls on an ep_ll or a plan of former members: call ep_ll_renew() "
-                        "before, and capture operations on plans again");
+    ep_fail(EP_E_STATE,
+            "a graph was launched with calls on an ep_ll or a plan of former members: call ep_ll_renew() or "
+            "ep_plan_update() before; with a plan of exact counts it must be captured again");
     return ep_group_set_own_failure(&cuda->group, EP_E_STATE, rank, phase);
 }
 
