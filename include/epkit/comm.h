@@ -219,9 +219,13 @@ EP_API ep_status ep_comm_get_failed(const ep_comm *comm, int32_t *ret_failed);
  * An absent rank has no tokens. A choice of one of its experts is EP_E_ROUTING, or with EP_COMM_DROP_ABSENT (low
  * latency: also with EP_LL_MASK_DEAD) counts as -1. Such a rank can change nothing of the members: its processes have
  * ended, nothing that it sends is read any more, or, if it lives on this host, the memory of ep_alloc() of the members
- * has moved to new pages at the same addresses, during which no thread may use it. Where that is impossible (threads of
- * one process; GPU memory) and the rank lives and has not freed its communicator, all members get EP_E_STATE; on the
- * CUDA backend after half of the deadline, because a process that is killed needs a while to end.
+ * has moved to new pages at the same addresses, during which no thread may use it. GPU memory cannot move: there the
+ * members wait until a thread of that rank has unmapped it, which also lets a graph that is launched later reach nobody,
+ * or until its process has ended; after half of the deadline all members get EP_E_STATE (it is stopped: end it). So they
+ * do at once for threads of one process that have not freed their communicator.
+ *
+ * A rank that lives, and is left out, gets EP_E_EXCLUDED on its host: from the next call that waits for a member, on the
+ * CUDA backend from the next call. It can free its communicator, or come back, with it or with a new one.
  *
  * The members agree before anything changes. Where that fails (a late member: EP_E_TIMEOUT of the bootstrap; other
  * slots: EP_E_MISMATCH) the communicator is as before; a failure after that leaves a failed one. On both the call can

@@ -9,7 +9,6 @@ import torch.distributed as dist
 from epkit import Members
 from ranks import on_ranks, raises
 
-NOT_ON_CUDA = {"test_members_refused": "there a rank that lives is not left out, and no process is that late"}
 SLOTS, LOCAL, HIDDEN, TOPK, TOKENS = 4, 2, 64, 3, 20
 
 
@@ -55,9 +54,6 @@ def test_members_change(rank, size):
     comm = old = None
     for number, members in enumerate(((0, 1, 2), (0, 1, 2, 3), (0, 1, 2), (0, 3), (0, 1, 3))):
         if rank not in members:
-            if comm is not None and comm.is_cuda:  # it can only be left out when it has freed it
-                comm.free()
-                comm = old = memory = None
             continue
         group = Members(store, members, rank, f"members-{number}")
         if comm is None:
@@ -107,7 +103,7 @@ def test_members_refused(rank, size):
     comm = epkit.Communicator(Members(store, [0, 1], rank, "e"), slots=3, timeout=60)
     raises(epkit.ArgumentError, "rank 2 absent", comm.plan, torch.full((1, 1), 5), 6)
     if rank == 0:  # nobody else comes: nothing has changed afterwards
-        alone = epkit.Communicator(Members(store, [0], 0, "f"), slots=3, timeout=0.5)
+        alone = epkit.Communicator(Members(store, [0], 0, "f"), slots=3, timeout=5 if comm.is_cuda else 0.5)
         raises(epkit.PeerError, "rank 1 come", alone.regroup, Members(store, [0, 1], 0, "g"))
         assert alone.members == (0,)
         alone.barrier()

@@ -229,6 +229,7 @@ struct cuda_comm {
     int slots_used; /* slots from this one on were never used */
     uint32_t next_generation;
     pthread_mutex_t map_lock; /* mappings of the peers: the caller's thread and the monitor */
+    bool let_go;              /* there are none any more; under map_lock */
     void *stage[EP_GROUP_AT_COUNT];
     size_t stage_bytes[EP_GROUP_AT_COUNT];
     struct cuda_pooled *pool;
@@ -314,6 +315,8 @@ ep_status cuda_comm_clear(struct cuda_comm *cuda);
 ep_status cuda_regroup_drain(ep_comm *comm);
 ep_status cuda_regroup_leave(ep_comm *comm, const ep_comm *next);
 ep_status cuda_regroup_join(ep_comm *comm, const ep_boot *boot, ep_status mine);
+/* Of a rank that `by` has left out: once it has left, which the others wait for, no kernel of it can write to them. */
+void cuda_let_go(struct cuda_comm *cuda, int by);
 
 size_t cuda_comm_bytes(const ep_comm *comm);
 void cuda_abort(ep_comm *comm);

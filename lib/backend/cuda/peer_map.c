@@ -67,6 +67,8 @@ static ep_status map_slot(struct cuda_comm *cuda, int rank, int slot, uint32_t g
 
     if (peer->mappings[slot].generation == generation)
         return EP_OK;
+    if (cuda->let_go)
+        return ep_fail(EP_E_EXCLUDED, "memory of rank %d, whose group goes on without this rank", rank);
     if (peer->mappings[slot].generation)
         EP_TRY(unmap_slot(cuda, rank, slot));
     ep_group_read_shared(&mapping.base, &published->base, sizeof(mapping.base));

@@ -307,6 +307,17 @@ static nfds_t list_fds(const struct cuda_comm *cuda, struct pollfd *fds)
     return n;
 }
 
+/* Told by a rank that was found to have left one interval ago: kernels that have all they need of it have ended. */
+static void check_left_out(struct cuda_comm *cuda)
+{
+    struct ep_group *group = &cuda->group;
+    int by = (int)atomic_load(&group->control->left_out) - 1;
+
+    if (by >= group->first && by < cuda_end_of_node(cuda) && is_lost(cuda, by - group->first) &&
+        !ep_group_has_left(group, group->comm->rank))
+        cuda_let_go(cuda, by);
+}
+
 static void *monitor_main(void *argument)
 {
     struct cuda_comm *cuda = argument;
@@ -322,6 +333,7 @@ static void *monitor_main(void *argument)
 
         if (n > 0 && fds[0].revents)
             return NULL;
+        check_left_out(cuda);
         probe_peers(cuda, &failed);
     }
 }
