@@ -504,7 +504,7 @@ static int renew_low_latency(const ep_boot *boot, void *argument)
 {
     static const unsigned members[] = {7, 3, 7, 6};
     struct scenario *scenario = argument;
-    ep_ll_config config = args_ll(4, 128, 3, 1);
+    ep_ll_config config = args_ll(4, 128, 3, 1), other = args_ll(4, 256, 3, 1);
     ep_comm *comm = NULL;
     ep_ll *ll = NULL;
 
@@ -526,6 +526,15 @@ static int renew_low_latency(const ep_boot *boot, void *argument)
         }
         SURE(ep_ll_renew(ll) == EP_OK); /* of the members of now: nothing to do, and no other rank is needed */
         SURE(decode(scenario, ll, members[number]) == 0);
+    }
+    if (boot->rank == 2) {
+        ep_ll_free(ll);
+        SURE(make(scenario, 4, 2, &comm) == EP_OK);
+        SURE(ep_ll_new(comm, &other, &ll) == EP_E_MISMATCH && strstr(ep_last_error(), "ep_ll_new: ranks disagree: "));
+        ll = NULL;
+    } else if (boot->rank == 1) {
+        SURE(make(scenario, 4, 1, &comm) == EP_OK);
+        SURE(ep_ll_renew(ll) == EP_E_MISMATCH && strstr(ep_last_error(), "ep_ll_renew: ranks disagree: "));
     }
     ep_ll_free(ll);
     ep_comm_free(comm);

@@ -229,17 +229,18 @@ ep_status cuda_ll_open(ep_ll *ll)
     if (status == EP_OK)
         impl->blocks = cuda_ll_sms(cuda); /* members share devices otherwise now */
     if (status == EP_OK && !cuda_find(cuda, impl->segment->memory, 1, &where))
-        status = ep_fail(EP_E_STATE, "ep_ll_new: the segment is not in symmetric memory (a bug of epkit)");
+        status =
+            ep_fail(EP_E_STATE, "%s: the segment is not in symmetric memory (a bug of epkit)", ep_ll_open_call(ll));
     status = ep_group_ll_exchange(ll, status, &where, all);
     /* Every rank has one, with a segment, if the exchange has succeeded; clang-tidy does not see that. */
     if (status == EP_OK && impl && impl->segment)
         status = clear_and_map(impl, all);
     if (cuda_crosses_nodes(cuda)) {
-        status = ep_group_agree_within(ll->comm, "ep_ll_new", status);
+        status = ep_group_agree_within(ll->comm, ep_ll_open_call(ll), status);
         if (status == EP_OK && impl)
             status = cuda_ll_net_open(impl->net);
     }
-    status = ep_group_agree_within(ll->comm, "ep_ll_new", status);
+    status = ep_group_agree_within(ll->comm, ep_ll_open_call(ll), status);
     if (status == EP_OK && impl) {
         ll->impl = impl;
         impl->open = false;
