@@ -127,8 +127,14 @@ ep_status cuda_map_new(struct cuda_comm *cuda)
 
 ep_status cuda_barrier(ep_comm *comm)
 {
+    struct cuda_scope scope;
+    ep_status status;
+
     EP_TRY(ep_group_barrier(comm));
-    CUDA_ON_DEVICE(comm, cuda_map_new(cuda_of(comm)));
+    EP_TRY(cuda_scope_begin_uncaptured(cuda_of(comm), &scope));
+    status = cuda_map_new(cuda_of(comm));
+    cuda_scope_end(&scope);
+    return status;
 }
 
 /* Waits until `rank` has that much staging, or has reached this rank's last call and so has what it needs for it. */
