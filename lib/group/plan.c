@@ -459,7 +459,6 @@ ep_status ep_group_plan_update(ep_plan *plan, const ep_plan_update_args *args, e
 {
     struct update_job job = {.plan = plan, .args = *args};
     struct ep_group *group = ep_group_of(plan->comm);
-
     bool renews = plan->generation != plan->comm->generation;
     ep_status status;
 
