@@ -203,10 +203,9 @@ struct cuda_comm {
     bool copied;        /* the present call has queued a copy: counts as an operation, even if the call fails */
     uint64_t complete;  /* of them, known to be complete */
     uint64_t called[2]; /* as in struct cuda_ctrl */
-    unsigned long long plans_capture; /* id of the last capture with a new plan */
-    int captured_plans;               /* number of the last plan in it */
-    cudaEvent_t end;                  /* for host waits */
-    int event_words;                  /* used ones of the newest block for events */
+    int captured_plans; /* made in the last capture */
+    cudaEvent_t end;    /* for host waits */
+    int event_words;    /* used ones of the newest block for events */
 
     uint64_t updates;                /* of plans that the devices make */
     pthread_mutex_t pending_lock;    /* any thread may wait for an event */

@@ -241,27 +241,12 @@ static void add_pending(struct cuda_comm *cuda, struct cuda_plan *device)
     pthread_mutex_unlock(&cuda->pending_lock);
 }
 
-/*
- * The counter of plans: those of a capture have one of their own, and numbers below 0. So a new member that captures
- * what the others have captured before has the same numbers, and those of other plans go on as on the others.
- */
-static int *counter_of(const struct cuda_call *call)
-{
-    struct cuda_comm *cuda = call->cuda;
-
-    if (!call->capture)
-        return &cuda->group.plans;
-    if (call->capture != cuda->plans_capture)
-        cuda->captured_plans = 0;
-    cuda->plans_capture = call->capture;
-    return &cuda->captured_plans;
-}
-
 ep_status cuda_plan_open_on_device(struct cuda_call *call, ep_plan *plan, const ep_plan_args *args)
 {
     struct cuda_comm *cuda = call->cuda;
     ep_plan_update_args routing = cuda_routing_of(args);
-    int *counter = counter_of(call);
+    /* So a new member that captures what others have captured has their numbers, and counts other plans as they do. */
+    int *counter = call->capture ? &cuda->captured_plans : &cuda->group.plans;
     struct ep_group_plan *inner;
     struct cuda_plan *device;
     ep_status status;
