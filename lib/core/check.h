@@ -68,7 +68,7 @@
                 (object)->comm,                                                                                        \
                 ep_fail(EP_E_STATE,                                                                                    \
                         "%s: the members have changed since it was made: free it, and make a new one (or, of fixed "   \
-                        "capacity, call ep_plan_update(); of low latency, ep_ll_renew())",                             \
+                        "capacity, ep_plan_update() outside of captures; of low latency, ep_ll_renew())",              \
                         __func__));                                                                                    \
     } while (0)
 

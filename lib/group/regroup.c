@@ -109,8 +109,8 @@ static ep_status fence(struct ep_group *group, const ep_comm *next)
                     former->rank);
             if (fixed)
                 return ep_fail(EP_E_STATE,
-                               "ep_comm_regroup: rank %d lives, but does not run, and has mapped memory of rank %d, "
-                               "which cannot move: end its process first",
+                               "ep_comm_regroup: rank %d lives, and has not let go of memory of rank %d, which cannot "
+                               "move (it is stopped, or a kernel on its GPU does not end): end its process first",
                                former->rank, group->comm->rank);
             may_write = true;
         }

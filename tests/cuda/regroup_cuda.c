@@ -493,7 +493,7 @@ static int leave_out(struct state *s)
     TRY(replay(s, 5, all));
     TRY(await(&s->page->stopped, 1, STEP_MS, "the rank that is stopped"));
     sleep_ms(10 * WAIT_MS);
-    snprintf(says, sizeof(says), "rank %d lives, but does not run", last);
+    snprintf(says, sizeof(says), "rank %d lives, and has not let go", last);
     TRY(expect_status("ep_comm_regroup", make(s, true, 3, left, &s->group.cuda), EP_E_STATE, says));
     atomic_fetch_add(&s->page->step, 1);
     TRY(await(&s->page->step, s->group.nranks, STEP_MS, "the others"));

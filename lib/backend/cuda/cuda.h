@@ -127,6 +127,7 @@ struct cuda_peer {
     struct cuda_ctrl *ctrl;
     char bus_id[20]; /* a copy that is always terminated */
     bool same_process;
+    bool marked; /* this communicator has set its bit in mapped_by there: a new rank in its slot sets the same one */
     uint32_t frees_seen, allocations_seen;
     uint64_t stage_bytes[EP_GROUP_AT_COUNT]; /* bytes of its staging known to be mapped here or not needed */
     struct cuda_mapping mappings[CUDA_SLOTS];
@@ -571,8 +572,9 @@ ep_status cuda_combine(ep_plan *plan, const ep_combine_args *args, ep_stream str
 
 /* Or renews one that is open. */
 ep_status cuda_ll_open(ep_ll *ll);
-/* Until they are renewed, calls on the open ep_ll, which graphs may contain, reach no rank and fail. */
-ep_status cuda_ll_void_all(struct cuda_comm *cuda);
+/* Until they are renewed, calls on the open ep_ll, which graphs may contain, reach no rank and fail. `running`: kernels
+ * of it may run, and find their own segment in place of those of the peers. */
+ep_status cuda_ll_void_all(struct cuda_comm *cuda, bool running);
 void cuda_ll_close(ep_ll *ll);
 int64_t cuda_ll_bytes(const ep_comm *comm, const ep_ll_config *config, int64_t *ret_combine_bytes);
 /* Multiprocessors of a low-latency call: all, divided among the ranks that are threads on the same device. */

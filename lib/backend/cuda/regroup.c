@@ -57,15 +57,20 @@ static void reset_control(struct cuda_comm *cuda)
         atomic_store(&cuda->allocations[slot].mapped, false);
 }
 
-/* From now on a graph that is launched finds the communicator failed, and no peer. */
-static ep_status hide_peers(struct cuda_comm *cuda)
+/*
+ * From now on a graph that is launched finds the communicator failed, and no peer; while kernels may be `running`,
+ * which would not expect that, its own rank in place of each.
+ */
+static ep_status hide_peers(struct cuda_comm *cuda, bool running)
 {
-    const struct cuda_signals *none[CUDA_MAX_RANKS] = {NULL};
+    struct cuda_signals *table[CUDA_MAX_RANKS];
     const uint32_t stopped = CUDA_STOPPED;
 
+    for (int local = 0; local < CUDA_MAX_RANKS; local++)
+        table[local] = running ? cuda->signals : NULL;
     EP_TRY(cuda_transfer(cuda, &cuda->signals->failure, &stopped, sizeof(stopped)));
-    EP_TRY(cuda_transfer(cuda, cuda->signals->peer, none, sizeof(none)));
-    return cuda_ll_void_all(cuda);
+    EP_TRY(cuda_transfer(cuda, cuda->signals->peer, table, sizeof(table)));
+    return cuda_ll_void_all(cuda, running);
 }
 
 void cuda_let_go(struct cuda_comm *cuda, int by)
@@ -74,11 +79,16 @@ void cuda_let_go(struct cuda_comm *cuda, int by)
     cuda_stop_kernels(cuda);
     pthread_mutex_lock(&cuda->map_lock);
     cuda->let_go = true;
-    if (hide_peers(cuda) == EP_OK) {
-        cuda_unmap_all(cuda);
-        ep_group_leave(&cuda->group);
-    }
     pthread_mutex_unlock(&cuda->map_lock);
+    /* Kernels that began before may still write. If this fails, as in a capture, the next interval tries again. */
+    if (hide_peers(cuda, true) != EP_OK || cudaDeviceSynchronize() != cudaSuccess) {
+        cudaGetLastError();
+        return;
+    }
+    pthread_mutex_lock(&cuda->map_lock);
+    cuda_unmap_all(cuda);
+    pthread_mutex_unlock(&cuda->map_lock);
+    ep_group_leave(&cuda->group);
 }
 
 ep_status cuda_regroup_leave(ep_comm *comm, const ep_comm *next)
@@ -95,7 +105,7 @@ ep_status cuda_regroup_leave(ep_comm *comm, const ep_comm *next)
     reset_control(cuda);
     cleared = cuda_comm_clear(cuda); /* after the fence: a process that was about to end may have written until then */
     if (cleared == EP_OK)
-        cleared = hide_peers(cuda);
+        cleared = hide_peers(cuda, false);
     cuda_scope_end(&scope);
     return cleared == EP_OK ? left : cleared;
 }

@@ -307,12 +307,18 @@ static nfds_t list_fds(const struct cuda_comm *cuda, struct pollfd *fds)
     return n;
 }
 
-/* Told by a rank that was found to have left one interval ago: kernels that have all they need of it have ended. */
+/*
+ * Told by a rank that was found to have left one interval ago: kernels that have all they need of it have ended. Memory
+ * of a thread of this process cannot be unmapped: its members wait until this rank frees its communicator.
+ */
 static void check_left_out(struct cuda_comm *cuda)
 {
     struct ep_group *group = &cuda->group;
     int by = (int)atomic_load(&group->control->left_out) - 1;
 
+    for (int rank = group->first; rank < cuda_end_of_node(cuda); rank++)
+        if (cuda_is_peer(cuda, rank) && cuda->peers[rank].same_process)
+            return;
     if (by >= group->first && by < cuda_end_of_node(cuda) && is_lost(cuda, by - group->first) &&
         !ep_group_has_left(group, group->comm->rank))
         cuda_let_go(cuda, by);

@@ -325,6 +325,8 @@ __device__ inline bool operation_begin(const cuda_waits &waits, const cuda_op_de
             ok = assume_buffers(waits, desc, rows, i, ret_targets.of[i]);
         else if (signals_of(waits, i))
             ok = receive_desc(waits, desc, rows, number, i, block == 0, ret_targets.of[i], copies, changed);
+        else
+            ok = !rows.total; /* absent */
     } else if (i == n && !waits.no_sync) {
         /* By a thread that waits for no rank, so that the checks cost no extra time. */
         ok = may_begin(waits, waits.ready_phase) && is_current(waits, desc, counts) &&
