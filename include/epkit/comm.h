@@ -226,8 +226,9 @@ EP_API ep_status ep_comm_get_failed(const ep_comm *comm, int32_t *ret_failed);
  * of one process that have not freed their communicator.
  *
  * A rank that lives, and is left out, gets EP_E_EXCLUDED on its host: from the next call that waits for a member, on
- * the CUDA backend from the next call; or the failure that its communicator had before. With EP_LL_MASK_DEAD low latency
- * of the host backend masks the members instead. It can free its communicator, or come back, with it or with a new one.
+ * the CUDA backend from the next call; or the failure that its communicator had before. With EP_LL_MASK_DEAD low
+ * latency of the host backend masks the members instead. It can free its communicator, or come back, with it or with a
+ * new one.
  *
  * The members agree before anything changes. Where that fails (a late member: EP_E_TIMEOUT of the bootstrap; other
  * slots: EP_E_MISMATCH) the communicator is as before; a failure after that leaves a failed one. On both the call can
