@@ -118,7 +118,8 @@ typedef struct ep_comm_config {
  * Nodes. If neither `config` nor the bootstrap gives ranks_per_node, the nodes are detected from the hosts. Ranks share
  * a host if they run under one kernel and in one PID namespace, because only such ranks can share memory.
  * Every host must then have the same number of ranks, with consecutive numbers. Otherwise EP_E_ARG names ranks that
- * violate this, and ranks_per_node must be set. If a rank cannot identify its host (no /proc), all ranks form one node;
+ * violate this, and ranks_per_node must be set. So it must on several hosts where some slots are absent, whose hosts
+ * are not known (EP_E_UNSUPPORTED). If a rank cannot identify its host (no /proc), all ranks form one node;
  * but if the other ranks are on several hosts, EP_E_ARG names that rank. ep_comm_get_info() returns the result.
  *
  * Failures. A rank with invalid arguments, or on which the backend does not work, reports it in the comparison, so that
@@ -210,17 +211,24 @@ EP_API ep_status ep_comm_get_failed(const ep_comm *comm, int32_t *ret_failed);
  * that is made for these members, with an address or key of its own for each change, lets no others in.
  *
  * What stays: the number of each rank, its experts, memory of ep_alloc() with its contents, queues.
- * What was published of the failure of before is gone. Plans of before are EP_E_STATE: free them; all members make new
- * ones. So are low-latency objects until all members have renewed them (ep_ll_renew()); then captured graphs with their
- * calls, and with ep_barrier_on(), are valid again. Graphs with operations on plans of before must not be launched:
- * with a replaced rank nothing would find it.
+ * What was published of the failure of before is gone. Plans of exact counts are EP_E_STATE: free them; all members
+ * make new ones. So are low-latency objects and plans of fixed capacity until all members have renewed them
+ * (ep_ll_renew(), ep_plan_update()). Then captured graphs with their calls, with plans that were made in the capture,
+ * and with ep_barrier_on() are valid again, once new members have captured theirs: let ep_comm_barrier() be between
+ * that and the first launch. A graph with anything that was not renewed fails the communicator with EP_E_STATE.
  *
  * An absent rank has no tokens. A choice of one of its experts is EP_E_ROUTING, or with EP_COMM_DROP_ABSENT (low
  * latency: also with EP_LL_MASK_DEAD) counts as -1. Such a rank can change nothing of the members: its processes have
  * ended, nothing that it sends is read any more, or, if it lives on this host, the memory of ep_alloc() of the members
- * has moved to new pages at the same addresses, during which no thread may use it. Where that is impossible (threads of
- * one process; GPU memory) and the rank lives and has not freed its communicator, all members get EP_E_STATE; on the
- * CUDA backend after half of the deadline, because a process that is killed needs a while to end.
+ * has moved to new pages at the same addresses, during which no thread may use it. GPU memory cannot move: there the
+ * members wait until a thread of that rank has unmapped it, after which its graphs reach nobody, or its process has
+ * ended; after half of the deadline all members get EP_E_STATE (it is stopped: end it). So they do at once for threads
+ * of one process that have not freed their communicator.
+ *
+ * A rank that lives, and is left out, gets EP_E_EXCLUDED on its host: from the next call that waits for a member, on
+ * the CUDA backend from the next call; or the failure that its communicator had before. With EP_LL_MASK_DEAD low
+ * latency of the host backend masks the members instead. It can free its communicator, or come back, with it or with a
+ * new one.
  *
  * The members agree before anything changes. Where that fails (a late member: EP_E_TIMEOUT of the bootstrap; other
  * slots: EP_E_MISMATCH) the communicator is as before; a failure after that leaves a failed one. On both the call can

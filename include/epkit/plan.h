@@ -156,6 +156,9 @@ typedef struct ep_plan_update_args {
  * capture: in captures). Collective. The arrays are read in stream order and must stay valid until then. Invalid
  * routing fails the communicator with EP_E_ROUTING, and the peers' text names this rank. Too many rows for a capacity:
  * as for ep_plan_new().
+ *
+ * After ep_comm_regroup() the first update, outside of captures, makes the plan that of the members of now: in its
+ * place a new member calls ep_plan_new(). All that captured graphs refer to stays.
  */
 EP_API ep_status ep_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream);
 

@@ -67,8 +67,8 @@
             return ep_comm_record(                                                                                     \
                 (object)->comm,                                                                                        \
                 ep_fail(EP_E_STATE,                                                                                    \
-                        "%s: the members have changed since it was made: free it, and make a new one (or, of low "     \
-                        "latency, call ep_ll_renew())",                                                                \
+                        "%s: the members have changed since it was made: free it, and make a new one (or, of fixed "   \
+                        "capacity, ep_plan_update() outside of captures; of low latency, ep_ll_renew())",              \
                         __func__));                                                                                    \
     } while (0)
 

@@ -332,8 +332,8 @@ static ep_status find_nodes(struct digest *all, int nranks, const char *call)
                     : all_present ? ep_locality_find_nodes(&all[0].locality, sizeof(all[0]), nranks, why)
                                   : 0;
         if (!found && !all_present)
-            return ep_fail(EP_E_ARG, "%s: of %d slots on several hosts %d have members: set ranks_per_node", call,
-                           all[0].slots, nranks);
+            return ep_fail(EP_E_UNSUPPORTED, "%s: of %d slots on several hosts %d have members: set ranks_per_node",
+                           call, all[0].slots, nranks);
         if (!found)
             return ep_fail(
                 EP_E_ARG,

@@ -147,7 +147,7 @@ struct ep_ll_call {
 struct ep_ll {
     ep_comm *comm;
     void *impl;
-    uint32_t generation; /* of the members, when it was opened */
+    uint32_t generation; /* of the members, when it was opened; 0: it is being renewed */
     ep_ll_config config;
     int n_local; /* experts on this rank */
     uint64_t dispatches, combines;
@@ -335,6 +335,12 @@ static inline int32_t ep_plan_tokens_in(const ep_plan *plan, ep_stream stream)
  */
 extern _Thread_local const ep_comm *ep_comm_calling;
 EP_PRIVATE_API const ep_comm *ep_comm_note_calling(const ep_comm *comm);
+
+/* The call that opens it: a new member makes what the others renew. */
+static inline const char *ep_ll_open_call(const ep_ll *ll)
+{
+    return ll->generation ? "ep_ll_new" : "ep_ll_renew";
+}
 
 /* The first members of the backends' events and queues. */
 struct ep_event {

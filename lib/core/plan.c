@@ -218,12 +218,15 @@ ep_status ep_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stre
 {
     ep_plan_update_args mine;
 
-    EP_CHECK_CURRENT(plan);
+    EP_CHECK_USABLE(plan, plan->comm);
+    if (plan->generation != plan->comm->generation && ep_is_capturing(plan->comm, stream))
+        EP_CHECK_GENERATION(plan);
     EP_TRY_ON(plan->comm, EP_CHECK_LOAD("ep_plan_update", &mine, args, ep_plan_update_args));
     EP_TRY_ON(plan->comm, check_update(plan, &mine));
     EP_TRY_ON(plan->comm, EP_BACKEND_CALL(plan->comm, plan_update, plan, &mine, stream));
     set_tokens(plan, mine.n_tokens, stream);
     plan->updated = true;
+    plan->generation = plan->comm->generation;
     return EP_OK;
 }
 

@@ -206,8 +206,9 @@ static ep_status compare_configs(const ep_ll *ll, const struct ll_identity *all)
 
     for (int rank = first + 1; rank < ll->comm->nranks; rank++)
         if (ep_comm_has(ll->comm, rank))
-            EP_TRY(ep_group_compare("ep_ll_new: ", fields, sizeof(fields) / sizeof(fields[0]), &all[first].config,
-                                    first, &all[rank].config, rank));
+            EP_TRY(ep_group_compare(ll->generation ? "ep_ll_new: " : "ep_ll_renew: ", fields,
+                                    sizeof(fields) / sizeof(fields[0]), &all[first].config, first, &all[rank].config,
+                                    rank));
     return EP_OK;
 }
 
@@ -220,11 +221,11 @@ ep_status ep_group_ll_exchange(ep_ll *ll, ep_status mine, const struct ep_group_
     ep_status status;
 
     if (!all)
-        return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %d ranks", nranks);
-    ep_group_result_init(&own.result, "ep_ll_new", mine, ll->comm->rank);
+        return ep_fail(EP_E_MEMORY, "%s: no memory for %d ranks", ep_ll_open_call(ll), nranks);
+    ep_group_result_init(&own.result, ep_ll_open_call(ll), mine, ll->comm->rank);
     status = ep_group_allgather(ll->comm, &own, sizeof(own), all);
     if (status == EP_OK)
-        status = ep_group_result_reduce("ep_ll_new", &own.result, nranks, all, sizeof(*all));
+        status = ep_group_result_reduce(ep_ll_open_call(ll), &own.result, nranks, all, sizeof(*all));
     if (status == EP_OK)
         status = compare_configs(ll, all);
     for (int rank = 0; status == EP_OK && rank < nranks; rank++)

@@ -52,6 +52,17 @@ static uint64_t own_failure(const struct ep_group *group)
     return failure_of(group, atomic_load_explicit(&group->control->failure, memory_order_acquire), group->comm->rank);
 }
 
+/* Where a rank has left: have the others left this rank out? Not before, as all that it needs of them may be here. */
+static uint64_t exclusion(const struct ep_group *group, uint64_t failure)
+{
+    uint32_t by = atomic_load(&group->control->left_out);
+
+    if (!by || (ep_status)(failure >> 48) != EP_E_PEER_LEFT)
+        return 0;
+    return failure_of(group, pack_failure(EP_E_EXCLUDED, group->comm->rank, EP_GROUP_IDLE, (int)by - 1),
+                      group->comm->rank);
+}
+
 /* The reason published by the rank that set the failure, if any. */
 static void read_reason(const struct ep_group *group, uint64_t failure, char text[EP_GROUP_REASON_BYTES + 2])
 {
@@ -101,6 +112,8 @@ static ep_status fail_with(struct ep_group *group, uint64_t failure)
         return ep_fail(status, "rank %d left the group while others waited for it %s%s", failed_rank, where, reason);
     case EP_E_ABORTED:
         return ep_fail(status, "rank %d called ep_comm_abort while it was in \"%s\"", failed_rank, phase);
+    case EP_E_EXCLUDED:
+        return ep_fail(status, "rank %d goes on with other members, without this one, rank %d", reporter, failed_rank);
     default:
         return ep_fail(status, "rank %d failed with %s %s%s", failed_rank, ep_status_name(status), where, reason);
     }
@@ -113,11 +126,13 @@ static ep_status fail_with(struct ep_group *group, uint64_t failure)
  */
 static uint64_t set_first(struct ep_group *group, uint64_t failure)
 {
-    uint64_t own = own_failure(group), none = 0;
+    uint64_t own = own_failure(group), excluded = exclusion(group, failure), none = 0;
 
     if (own)
         return own;
-    if (!atomic_compare_exchange_strong(&ep_group_arbiter(group)->group_failure, &none, failure))
+    if (excluded)
+        failure = excluded;
+    else if (!atomic_compare_exchange_strong(&ep_group_arbiter(group)->group_failure, &none, failure))
         failure = failure_of(group, none, group->arbiter);
     none = 0;
     return atomic_compare_exchange_strong(&group->control->failure, &none, failure) ? failure : own_failure(group);
@@ -340,6 +355,8 @@ ep_status ep_group_check_abort(struct ep_group *group)
     for (int rank = 0; rank < group->comm->nranks; rank++)
         if (atomic_load(&ep_group_state_of(group, rank)->aborts))
             return ep_group_check(group);
+    if ((ep_status)(own_failure(group) >> 48) == EP_E_EXCLUDED)
+        return ep_group_check(group);
     /* An abort on another host arrives as a failure. */
     if (group->remote && ep_group_aborted_by(group) >= 0)
         return ep_group_check(group);

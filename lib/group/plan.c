@@ -458,8 +458,16 @@ static ep_status run_update(void *arguments)
 ep_status ep_group_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream)
 {
     struct update_job job = {.plan = plan, .args = *args};
+    struct ep_group *group = ep_group_of(plan->comm);
+    bool renews = plan->generation != plan->comm->generation;
+    ep_status status;
 
-    return ep_group_submit(ep_group_of(plan->comm), stream, run_update, &job, sizeof(job));
+    /* No job uses a plan of former members, which is new to those of now. */
+    if (renews)
+        ep_group_plan_of(plan)->number = ++group->plans;
+    status = ep_group_submit(group, stream, run_update, &job, sizeof(job));
+    group->plans -= renews && status != EP_OK;
+    return status;
 }
 
 void ep_group_plan_close(ep_plan *plan)

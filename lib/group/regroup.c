@@ -55,6 +55,11 @@ static ep_status note_former(struct ep_group *group)
     return status;
 }
 
+static bool is_member(const ep_comm *comm, int rank, uint64_t id)
+{
+    return ep_comm_has(comm, rank) && comm->id_of[rank] == id;
+}
+
 static bool is_gone(const struct ep_group_former *former)
 {
     const struct ep_group_control *control = former->shm.base;
@@ -79,7 +84,8 @@ static bool is_gone_by(const struct ep_group_former *former, uint64_t deadline_n
  * A rank that is absent from now on must not write any more. A process that has ended cannot, nor can a rank that has
  * freed its communicator, or one of another host, whose connections are closed. One of this host that still lives has
  * mapped memory of this rank: then all of it moves to new pages, at the same addresses. Where memory cannot move, the
- * call is refused; but a process that is killed needs a while to end, and the members wait for this rank that long.
+ * members wait for it: a process that is killed needs a while to end, one that is told that it is left out to unmap the
+ * memory, by which it has left. After that the call is refused.
  */
 static ep_status fence(struct ep_group *group, const ep_comm *next)
 {
@@ -88,7 +94,7 @@ static ep_status fence(struct ep_group *group, const ep_comm *next)
 
     for (struct ep_group_former **at = &group->former; *at;) {
         const struct ep_group_former *former = *at;
-        bool absent = !ep_comm_has(next, former->rank) || next->id_of[former->rank] != former->id;
+        bool absent = !is_member(next, former->rank, former->id);
 
         if (is_gone_by(former, absent && !former->same_process ? deadline_ns : 0)) {
             ep_group_forget_former(at);
@@ -103,8 +109,8 @@ static ep_status fence(struct ep_group *group, const ep_comm *next)
                     former->rank);
             if (fixed)
                 return ep_fail(EP_E_STATE,
-                               "ep_comm_regroup: rank %d lives, and has mapped memory of rank %d, which cannot move: "
-                               "end its process, or free its communicator first",
+                               "ep_comm_regroup: rank %d lives, and has not let go of memory of rank %d, which cannot "
+                               "move (it is stopped, or a kernel on its GPU does not end): end its process first",
                                former->rank, group->comm->rank);
             may_write = true;
         }
@@ -116,11 +122,20 @@ static ep_status fence(struct ep_group *group, const ep_comm *next)
     return may_write ? ep_group_move_memory(group) : EP_OK;
 }
 
+/* Before this rank leaves the group of before: what the others notice first is the reason. */
+static void tell_left_out(struct ep_group *group, const ep_comm *next)
+{
+    for (int rank = 0; rank < next->nranks; rank++)
+        if (group->peers[rank].control && !is_member(next, rank, group->comm->id_of[rank]))
+            atomic_store(&group->peers[rank].control->left_out, 1 + (uint32_t)group->comm->rank);
+}
+
 ep_status ep_group_regroup_leave(ep_comm *comm, const ep_comm *next)
 {
     struct ep_group *group = ep_group_of(comm);
     ep_status status;
 
+    tell_left_out(group, next);
     ep_streams_abandon(group->streams);
     ep_group_disconnect(group);
     status = note_former(group); /* the thread of the links has ended, which watches the processes */

@@ -330,9 +330,9 @@ class Communicator(OfThisProcess):
 
         Every member calls it that has the communicator; a new one, or one that was absent, makes a Communicator of this group
         at the same time, with the same slots and its own. Ranks keep their numbers, experts and memory of empty(). Plans of
-        before raise, and low-latency objects until LowLatency.renew(): all members make new ones, or renew them, in the same
-        order. On CUDA: within a node; graphs go on with renewed objects; and a rank that is left out must have ended, or have
-        freed its communicator.
+        before raise, those of fixed capacity until Plan.update(), and low-latency objects until LowLatency.renew(): all members
+        make new ones, or renew them, in the same order. On CUDA: within a node, and graphs go on with what was renewed. A rank
+        that is left out, and lives, raises GroupError (EP_E_EXCLUDED) from its next call; on CUDA it must run, not be stopped.
 
         Arguments:
             group: Members, or as of Communicator.

@@ -6,13 +6,15 @@
  * process, and launched again and again with new inputs and checked outputs. Ranks are killed, before a launch, between
  * it and its kernels, or while the others wait. The others get a status that names the rank, or mask it; go on without
  * it, in the same communicator; and with a new process in its place. In between there are plans, compared with the host
- * backend. Also: what a graph of former members does, routing to absent ranks, and a rank that is left out and lives.
+ * backend; in one scenario there is also a graph of operations on plans, in which ranks die then. Also: what a graph of
+ * former members does, routing to absent ranks, and a rank that is left out and lives.
  *
  * Each rank is a supervisor, which uses no CUDA and starts the processes of its slot. Group 2 * n has all ranks, group
  * 2 * n + 1 lacks the n-th victim. Exit 77 if there is no GPU.
  */
 #include "case.h"
 #include "ll_model.h"
+#include "plan_step.h"
 #include "tests/regroup.h"
 
 #include <dirent.h>
@@ -45,6 +47,7 @@ struct scenario {
     int losses, rounds;
     bool lowest; /* the victim is rank 0, not one of the others in turn */
     bool plans;
+    bool steps;                  /* a graph of operations on plans, too, and victims die in it */
     int (*run)(struct state *s); /* NULL: losses and new processes */
 };
 
@@ -53,7 +56,7 @@ struct page {
     struct regroup cuda, host;
     _Atomic int ready;           /* the group for which the new process is ready */
     _Atomic int died[MAX_RANKS]; /* 1 + the group in which a rank has ended on purpose */
-    _Atomic int step;
+    _Atomic int step, stopped;   /* stopped: the process of a rank */
 };
 
 struct start {
@@ -68,6 +71,7 @@ struct state {
     struct group group;
     struct model model;
     cudaGraphExec_t graph;
+    struct plan_step step;
     void *rows; /* the experts' copy */
     int round;
     double down_ms, up_ms; /* the longest times until a failure was reported, and until a group was made */
@@ -160,6 +164,8 @@ static int change(struct state *s, int number, unsigned members)
     begin = now_ms();
     CALL(make(s, true, number, members, &s->group.cuda));
     CALL(ep_ll_renew(s->model.ll));
+    if (s->scenario->steps)
+        TRY(step_renew(&s->step));
     took = now_ms() - begin;
     s->up_ms = took > s->up_ms ? took : s->up_ms;
     return 0;
@@ -208,6 +214,8 @@ static int replay(struct state *s, int rounds, unsigned members)
         TRY(launch(s, &status));
         CALL(status);
         TRY(model_check(&s->model, members, members));
+        if (s->scenario->steps)
+            TRY(step_run(&s->step, (uint64_t)s->round));
     }
     return 0;
 }
@@ -269,13 +277,14 @@ static int lose(struct state *s, int number)
 {
     int victim = victim_of(s, number), way = number / 2 % 3, me = s->group.rank;
     unsigned left = members_of(s, number + 1);
+    bool steps = s->scenario->steps;
     ep_status status = EP_OK;
     double begin, took;
 
     TRY(model_load(&s->model, s->round++));
     TRY(group_barrier(&s->group));
     if (me == victim && way == 1)
-        CUDA(cudaGraphLaunch(s->graph, s->group.stream));
+        CUDA(cudaGraphLaunch(steps ? s->step.graph : s->graph, s->group.stream));
     if (me == victim && way == 2)
         sleep_ms(WAIT_MS);
     if (me == victim)
@@ -283,7 +292,7 @@ static int lose(struct state *s, int number)
     begin = now_ms();
     /* All that it had to send may have arrived: then the next launch misses it. */
     for (int i = 0; i < 3 && status == EP_OK; i++)
-        TRY(launch(s, &status));
+        TRY(steps ? step_launch(&s->step, &status) : launch(s, &status));
     took = now_ms() - begin;
     s->down_ms = took > s->down_ms ? took : s->down_ms;
     EXPECT(took < group_slow * (TIMEOUT_MS + SLACK_MS), "after %.0f ms", took);
@@ -331,8 +340,8 @@ static int check_flat(const struct state *s, int number, int last)
     EXPECT(free_now + SPARE > free_before, "%zu bytes of the GPU are free, before %zu", free_now, free_before);
     printf("%s: %d groups, %d launches of one graph: longest times: %.0f ms until a dead rank was reported, %.1f ms to "
            "make a group and renew the ep_ll; %d descriptors, %zu bytes of the library; %zd bytes of the GPU more\n",
-           s->scenario->name, last + 1, s->round, s->down_ms, s->up_ms, descriptors, now.library_bytes,
-           (ssize_t)(free_before - free_now));
+           s->scenario->name, last + 1, (last + 1) * s->scenario->rounds, s->down_ms, s->up_ms, descriptors,
+           now.library_bytes, (ssize_t)(free_before - free_now));
     fflush(stdout);
     return 0;
 }
@@ -345,6 +354,8 @@ static int take_part(struct state *s, int number)
     s->round = number * 1000;
     TRY(join(s, number, members_of(s, number)));
     TRY(capture(s));
+    if (s->scenario->steps)
+        TRY(step_open(&s->group, &s->step));
     for (;; number++) {
         unsigned members = members_of(s, number);
 
@@ -365,6 +376,19 @@ static int take_part(struct state *s, int number)
 
 /* --- other scenarios ---------------------------------------------------------------------------------------------- */
 
+/* With an operation on a plan that has its counts. */
+static int capture_exact(const struct state *s, ep_plan *plan, cudaGraphExec_t *ret_graph)
+{
+    ep_plan_info info = EP_PLAN_INFO_INIT;
+    ep_dispatch_args args;
+
+    CALL(ep_plan_get_info(plan, &info));
+    args = args_dispatch(EP_BF16, HIDDEN, s->model.x, s->model.recv, info.out_rows);
+    TRY(capture_begin(&s->group));
+    CALL(ep_dispatch(plan, &args, s->group.stream));
+    return capture_end(&s->group, ret_graph);
+}
+
 /* What is refused: a graph of former members, and routing to ranks that are absent. */
 static int refuse(struct state *s)
 {
@@ -373,6 +397,7 @@ static int refuse(struct state *s)
     static const int32_t index[2] = {0, 0};
     int32_t absent[2] = {0, last};
     ep_plan_args args = args_plan(index, EP_I32, 2, 1, s->group.nranks);
+    cudaGraphExec_t exact;
     ep_plan *before, *plan;
     ep_status status;
 
@@ -380,6 +405,7 @@ static int refuse(struct state *s)
     TRY(capture(s));
     TRY(replay(s, 2, all));
     CALL(ep_plan_new(s->group.cuda, &args, &before));
+    TRY(capture_exact(s, before, &exact));
     TRY(group_barrier(&s->group));
     if (s->group.rank == last)
         die(s, 0);
@@ -389,10 +415,15 @@ static int refuse(struct state *s)
     TRY(launch(s, &status));
     TRY(expect_status("a graph of former members", status, EP_E_STATE, "ep_ll_renew"));
     CALL(make(s, true, 2, left, &s->group.cuda));
+    CUDA(cudaGraphLaunch(exact, s->group.stream));
+    TRY(expect_status("a graph with a plan of exact counts", ep_stream_sync(s->group.cuda, s->group.stream), EP_E_STATE,
+                      "captured again"));
+    CUDA(cudaGraphExecDestroy(exact));
+    CALL(make(s, true, 3, left, &s->group.cuda));
     CALL(ep_ll_renew(s->model.ll));
     TRY(launch(s, &status));
     TRY(expect_status("a graph with choices of an absent rank", status, EP_E_ROUTING, NULL));
-    CALL(make(s, true, 3, left, &s->group.cuda));
+    CALL(make(s, true, 4, left, &s->group.cuda));
     args.topk_idx = absent;
     TRY(expect_status("ep_plan_new", ep_plan_new(s->group.cuda, &args, &plan), EP_E_ROUTING, "which is absent"));
     args.topk_idx = index;
@@ -404,7 +435,43 @@ static int refuse(struct state *s)
     return 0;
 }
 
-/* A rank that is left out, and lives, could write: the others go on when it has freed its communicator. */
+/*
+ * The rank that is left out, first while it waits in a graph: it learns it, and goes on launching that, which reaches
+ * nobody. It comes back as a new one, is stopped while it is left out again, and comes back with what it has.
+ */
+static int be_left_out(struct state *s, unsigned all)
+{
+    ep_status status;
+
+    TRY(model_load(&s->model, s->round++));
+    TRY(launch(s, &status));
+    TRY(expect_status("a graph of a rank that is left out", status, EP_E_EXCLUDED, "goes on with other members"));
+    while (!atomic_load(&s->page->step)) {
+        CUDA(cudaGraphLaunch(s->graph, s->group.stream));
+        CUDA(cudaStreamSynchronize(s->group.stream));
+    }
+    TRY(expect_status("ep_comm_barrier", ep_comm_barrier(s->group.cuda), EP_E_EXCLUDED, NULL));
+    model_close(&s->model);
+    CUDA(cudaGraphExecDestroy(s->graph));
+    CUDA(cudaFree(s->rows));
+    group_close(&s->group, 0);
+    s->round = 500;
+    TRY(join(s, 2, all));
+    TRY(capture(s));
+    TRY(replay(s, 5, all));
+    atomic_store(&s->page->stopped, getpid());
+    kill(getpid(), SIGSTOP);
+    TRY(await(&s->page->step, s->group.nranks + 1, STEP_MS, "the others"));
+    TRY(expect_status("ep_comm_async_error", ep_comm_async_error(s->group.cuda), EP_E_EXCLUDED, NULL));
+    CALL(make(s, false, 6, all, &s->group.host));
+    atomic_store(&s->page->ready, 6);
+    CALL(make(s, true, 6, all, &s->group.cuda));
+    CALL(ep_ll_renew(s->model.ll));
+    s->round = 1000;
+    return replay(s, 5, all);
+}
+
+/* A rank that is left out, and lives, writes nothing any more; the others go on if it can let go of their memory. */
 static int leave_out(struct state *s)
 {
     int last = s->group.nranks - 1;
@@ -414,32 +481,36 @@ static int leave_out(struct state *s)
     TRY(join(s, 0, all));
     TRY(capture(s));
     TRY(replay(s, 2, all));
-    if (s->group.rank == last) {
-        TRY(await(&s->page->step, last, STEP_MS, "the others"));
-        model_close(&s->model);
-        CUDA(cudaGraphExecDestroy(s->graph));
-        CUDA(cudaFree(s->rows));
-        group_close(&s->group, 0);
-        atomic_store(&s->page->step, last + 1);
-        s->round = 500;
-        TRY(join(s, 4, all));
-        TRY(capture(s));
-        return replay(s, 5, all);
-    }
-    snprintf(says, sizeof(says), "rank %d lives", last);
-    TRY(expect_status("ep_comm_regroup", make(s, true, 1, left, &s->group.cuda), EP_E_STATE, says));
-    atomic_fetch_add(&s->page->step, 1);
-    TRY(await(&s->page->step, last + 1, STEP_MS, "the rank that is left out"));
-    TRY(change(s, 3, left));
-    TRY(replay(s, 5, left));
+    if (s->group.rank == last)
+        return be_left_out(s, all);
+    sleep_ms(10 * WAIT_MS);
+    TRY(change(s, 1, left));
+    TRY(replay(s, 20, left));
+    TRY(group_barrier(&s->group));
+    atomic_store(&s->page->step, 1);
+    TRY(change(s, 2, all));
     s->round = 500;
-    TRY(change(s, 4, all));
+    TRY(replay(s, 5, all));
+    TRY(await(&s->page->stopped, 1, STEP_MS, "the rank that is stopped"));
+    sleep_ms(10 * WAIT_MS);
+    snprintf(says, sizeof(says), "rank %d lives, and has not let go", last);
+    TRY(expect_status("ep_comm_regroup", make(s, true, 3, left, &s->group.cuda), EP_E_STATE, says));
+    atomic_fetch_add(&s->page->step, 1);
+    TRY(await(&s->page->step, s->group.nranks, STEP_MS, "the others"));
+    kill(atomic_load(&s->page->stopped), SIGCONT);
+    TRY(change(s, 5, left));
+    TRY(replay(s, 5, left));
+    TRY(group_barrier(&s->group));
+    atomic_store(&s->page->step, s->group.nranks + 1);
+    s->round = 1000;
+    TRY(change(s, 6, all));
     return replay(s, 5, all);
 }
 
 static const struct scenario scenarios[] = {
     {.name = "plain", .comm_flags = EP_COMM_DROP_ABSENT, .losses = 20, .rounds = 25},
     {.name = "plans", .comm_flags = EP_COMM_DROP_ABSENT, .losses = 4, .rounds = 2, .plans = true},
+    {.name = "steps", .comm_flags = EP_COMM_DROP_ABSENT, .losses = 20, .rounds = 10, .steps = true},
     {.name = "masked", .ll_flags = EP_LL_MASK_DEAD, .losses = 4, .rounds = 10},
     {.name = "lowest", .comm_flags = EP_COMM_DROP_ABSENT, .losses = 3, .rounds = 5, .lowest = true, .plans = true},
     {.name = "refused", .run = refuse},
@@ -460,6 +531,7 @@ static int run_process(const struct start *start, int rank, int number)
     code = s->scenario->run ? s->scenario->run(s) : take_part(s, number);
     if (!code)
         code = group_barrier(&s->group);
+    step_close(&s->step);
     model_close(&s->model);
     group_close(&s->group, code);
     return code;

@@ -149,7 +149,7 @@ static int write_after_eviction(const ep_boot *boot, void *argument)
         atomic_store(&scenario->at, 1);
         unit_await(&scenario->at, 2);
         memset(theirs, 9, BYTES);
-        SURE(ep_comm_barrier(comm) == EP_E_PEER_LEFT);
+        SURE(ep_comm_barrier(comm) == EP_E_EXCLUDED && strstr(ep_last_error(), "rank 0 goes on"));
         atomic_store(&scenario->at, 3);
         ep_comm_free(comm);
         return 0;
@@ -408,8 +408,9 @@ static int use_absent(const ep_boot *boot, void *argument)
     args.n_tokens = 2;
     SURE(ep_plan_new(comm, &args, &plan) == EP_OK);
     SURE(make(scenario, 1, boot->rank, &comm) == EP_OK);
-    SURE(ep_plan_update(plan, &(ep_plan_update_args)EP_PLAN_UPDATE_ARGS_INIT, NULL) == EP_E_STATE);
+    SURE(ep_plan_settle(plan) == EP_E_STATE);
     SURE(strstr(ep_last_error(), "the members have changed since it was made"));
+    SURE(ep_plan_update(plan, &(ep_plan_update_args)EP_PLAN_UPDATE_ARGS_INIT, NULL) == EP_E_STATE);
     ep_plan_free(plan);
     SURE(ep_plan_new(comm, &args, &plan) == EP_OK);
     ep_plan_free(plan);
@@ -419,6 +420,57 @@ static int use_absent(const ep_boot *boot, void *argument)
 
 TEST_CALL(experts_of_absent_ranks_and_plans_of_before_are_refused,
           try_groups((struct trial){.slots = 3, .ranks_per_node = 3, .program = use_absent, .members = {3}}))
+
+/* Each rank has a token for each expert, one on each of the ranks 0..members-1. */
+static int use_plan(ep_plan *plan, int rank, int members)
+{
+    static alignas(16) uint16_t x[3 * 64], recv[9 * 64];
+    ep_dispatch_args dispatch = args_dispatch(EP_BF16, 64, x, recv, 9);
+
+    for (int i = 0; i < 3 * 64; i++)
+        x[i] = (uint16_t)(10 * rank + i / 64);
+    SURE(ep_dispatch_sync(plan, &dispatch) == EP_OK);
+    for (int source = 0; source < members; source++)
+        SURE(recv[64 * source] == 10 * source + rank);
+    return 0;
+}
+
+/* Rank 2 is new in the second group. */
+static int renew_plan(const ep_boot *boot, void *argument)
+{
+    struct scenario *scenario = argument;
+    static const int32_t index[3] = {0, 1, 2};
+    ep_plan_update_args update = EP_PLAN_UPDATE_ARGS_INIT;
+    ep_plan_args args = args_plan(index, EP_I32, 3, 1, 3);
+    bool is_new = boot->rank == 2;
+    ep_plan *plan, *other;
+    ep_comm *comm = NULL;
+
+    args.max_tokens = 3;
+    args.max_recv_tokens = 9;
+    if (!is_new) {
+        args.n_tokens = 2;
+        SURE(make(scenario, 0, boot->rank, &comm) == EP_OK);
+        SURE(ep_plan_new(comm, &args, &other) == EP_OK); /* so the new member has other numbers */
+        SURE(ep_plan_new(comm, &args, &plan) == EP_OK);
+        SURE(use_plan(plan, boot->rank, 2) == 0);
+        ep_plan_free(other);
+    }
+    SURE(make(scenario, 1, boot->rank, &comm) == EP_OK);
+    update.topk_idx = index;
+    update.n_tokens = 3;
+    SURE(is_new || (ep_plan_settle(plan) == EP_E_STATE && strstr(ep_last_error(), "ep_plan_update()")));
+    SURE((is_new ? ep_plan_new(comm, &args, &plan) : ep_plan_update(plan, &update, NULL)) == EP_OK);
+    SURE(use_plan(plan, boot->rank, 3) == 0);
+    SURE(ep_plan_update(plan, &update, NULL) == EP_OK);
+    SURE(use_plan(plan, boot->rank, 3) == 0);
+    ep_plan_free(plan);
+    ep_comm_free(comm);
+    return 0;
+}
+
+TEST_CALL(an_update_makes_a_plan_of_fixed_capacity_that_of_the_members_of_now,
+          try_groups((struct trial){.slots = 3, .ranks_per_node = 3, .program = renew_plan, .members = {3, 7}}))
 
 /* --- low latency is renewed --------------------------------------------------------------------------------------- */
 
@@ -452,7 +504,7 @@ static int renew_low_latency(const ep_boot *boot, void *argument)
 {
     static const unsigned members[] = {7, 3, 7, 6};
     struct scenario *scenario = argument;
-    ep_ll_config config = args_ll(4, 128, 3, 1);
+    ep_ll_config config = args_ll(4, 128, 3, 1), other = args_ll(4, 256, 3, 1);
     ep_comm *comm = NULL;
     ep_ll *ll = NULL;
 
@@ -474,6 +526,15 @@ static int renew_low_latency(const ep_boot *boot, void *argument)
         }
         SURE(ep_ll_renew(ll) == EP_OK); /* of the members of now: nothing to do, and no other rank is needed */
         SURE(decode(scenario, ll, members[number]) == 0);
+    }
+    if (boot->rank == 2) {
+        ep_ll_free(ll);
+        SURE(make(scenario, 4, 2, &comm) == EP_OK);
+        SURE(ep_ll_new(comm, &other, &ll) == EP_E_MISMATCH && strstr(ep_last_error(), "ep_ll_new: ranks disagree: "));
+        ll = NULL;
+    } else if (boot->rank == 1) {
+        SURE(make(scenario, 4, 1, &comm) == EP_OK);
+        SURE(ep_ll_renew(ll) == EP_E_MISMATCH && strstr(ep_last_error(), "ep_ll_renew: ranks disagree: "));
     }
     ep_ll_free(ll);
     ep_comm_free(comm);

@@ -10,8 +10,8 @@ __global__ void __launch_bounds__(2 * WARP)
 {
     await_stream();
     __shared__ targets targets;
-    uint64_t number = operation_publish(waits, desc);
-    bool ok = operation_begin(waits, desc, nullptr, number, targets, blockIdx.x);
+    uint64_t number = operation_publish(waits, desc, nullptr);
+    bool ok = operation_begin(waits, desc, nullptr, nullptr, number, targets, blockIdx.x);
 
     if (operation_sync(waits, number, ok, 1))
         operation_complete(waits, number);

@@ -84,7 +84,7 @@ static ep_status fill_desc(struct combine *c, struct cuda_op_desc *desc)
 
     desc->kind = CUDA_COMBINE;
     desc->words[CUDA_DESC_PHASE] = EP_GROUP_COMBINE_READY;
-    desc->words[CUDA_DESC_PLAN] = (uint32_t)ep_group_plan_of(c->plan)->number;
+    desc->words[CUDA_DESC_PLAN] = cuda_plan_word(c->plan);
     desc->words[CUDA_DESC_DTYPE] = (uint32_t)args->dtype;
     desc->words[CUDA_DESC_HIDDEN] = (uint32_t)args->hidden;
     desc->words[CUDA_DESC_OUTPUTS] =
@@ -240,7 +240,7 @@ static ep_status launch(struct combine *c, const struct cuda_route *route)
     cuda_fill_waits(cuda, EP_GROUP_COMBINE_READY, EP_GROUP_COMBINE_DONE, &sum->waits);
     EP_TRY(order_by_choice(c, sum));
     EP_TRY(fill_desc(c, &sum->desc));
-    EP_TRY(cuda_sync_stages(cuda, c->plan, c->staged, EP_GROUP_COMBINE_READY));
+    EP_TRY(cuda_sync_stages(&c->call, c->plan, c->staged, EP_GROUP_COMBINE_READY));
     if (cuda_crosses_nodes(cuda))
         return cuda_nodes_combine(&c->call, c->plan, sum);
     *shape = fit(cuda, (uint32_t)c->row_bytes, (uint32_t)route->width, &sum->slot_bytes);

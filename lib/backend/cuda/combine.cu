@@ -412,7 +412,7 @@ __device__ __forceinline__ bool sum_block(const cuda_combine &c, targets &from, 
     __syncwarp();
     f.claimed = me + blocks * warps;
     fetch_tile(c, f.next, me, lane);
-    ok = operation_begin(c.waits, c.desc, &c.route, number, from, block);
+    ok = operation_begin(c.waits, c.desc, c.route.counts, &c.route, number, from, block);
     if (ok && !(from.refused && is_refused(c.waits, c.route.counts)))
         begin_tile(c, from, f, lane);
     else
@@ -539,7 +539,7 @@ __global__ void __launch_bounds__(768, 1) combine_rows(const __grid_constant__ c
     extern __shared__ __align__(128) unsigned char shared[];
     __shared__ targets from;
     uint32_t block = blockIdx.x, copy_blocks = n_copy_blocks(c.waits, c.stage);
-    uint64_t number = operation_publish(c.waits, c.desc);
+    uint64_t number = operation_publish(c.waits, c.desc, c.route.counts);
     bool ok;
 
     if (copy_blocks) {

@@ -188,7 +188,7 @@ static ep_status map_peers(struct cuda_comm *cuda)
     const struct ep_group_address ctrl = {.slot = CUDA_CTRL_SLOT, .generation = 1};
     struct cuda_signals *signals[CUDA_MAX_RANKS] = {NULL};
     ep_comm *comm = cuda->group.comm;
-    const uint32_t none = 0;
+    const uint32_t none = 0, members[] = {cuda_absent(comm), comm->generation};
 
     for (int rank = cuda->group.first; rank < cuda_end_of_node(cuda); rank++) {
         struct cuda_peer *peer = &cuda->peers[rank];
@@ -207,6 +207,7 @@ static ep_status map_peers(struct cuda_comm *cuda)
         EP_TRY(map_peer_signals(cuda, rank, &signals[rank - cuda->group.first]));
     }
     EP_TRY(cuda_transfer(cuda, cuda->signals->peer, signals, sizeof(signals)));
+    EP_TRY(cuda_transfer(cuda, &cuda->signals->absent, members, sizeof(members)));
     return cuda_transfer(cuda, &cuda->signals->failure, &none, sizeof(none));
 }
 

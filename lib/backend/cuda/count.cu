@@ -23,10 +23,10 @@ __device__ uint32_t count_token(const cuda_count &c, int token, int32_t *per_exp
 {
     size_t start = (size_t)token * c.topk;
     int n_local = c.n_experts / c.nranks;
-    uint32_t ranks = 0, bad = 0, dropped = 0;
+    uint32_t ranks = 0, bad = 0, dropped = 0, missing = __ldg(c.absent);
 
     for_choices(c, start, [&](int k, int64_t expert) {
-        bool valid = expert >= 0 && expert < c.n_experts, absent = valid && is_absent(c.absent, (int)expert / n_local);
+        bool valid = expert >= 0 && expert < c.n_experts, absent = valid && is_absent(missing, (int)expert / n_local);
 
         c.index[start + k] = absent ? -1 : (int32_t)expert;
         bad |= (!valid && expert != -1) || (absent && !c.drops);
@@ -46,14 +46,14 @@ __device__ uint32_t count_token(const cuda_count &c, int token, int32_t *per_exp
 /* Each rank is a choice. */
 __device__ uint32_t ranks_of_mask(const cuda_count &c, int token, uint8_t *last)
 {
-    uint32_t ranks = 0;
+    uint32_t ranks = 0, missing = __ldg(c.absent);
 
     for (int rank = 0; rank < c.nranks; rank++) {
         ranks |= (uint32_t)(c.mask[(size_t)token * c.nranks + rank] != 0) << rank;
         last[rank] = (uint8_t)rank;
     }
-    note_found(c, ranks & c.absent && !c.drops, (uint32_t)__popc(ranks & c.absent));
-    return ranks & ~c.absent;
+    note_found(c, ranks & missing && !c.drops, (uint32_t)__popc(ranks & missing));
+    return ranks & ~missing;
 }
 
 /* The sum of n over this lane and those before it. By all lanes. */
@@ -128,20 +128,21 @@ __device__ void write_totals(const cuda_update &u)
 {
     const cuda_count &c = u.count;
     int rank = (int)threadIdx.x / WARP, n_local = c.n_experts / c.nranks;
+    uint32_t missing = __ldg(c.absent);
 
     if (rank < c.nranks) {
         int total = sum_groups(u, rank);
 
         if (threadIdx.x % WARP == 0)
             c.totals[rank] = total;
-        if (threadIdx.x % WARP == 0 && c.mask_experts && !is_absent(c.absent, rank) &&
+        if (threadIdx.x % WARP == 0 && c.mask_experts && !is_absent(missing, rank) &&
             !counts_are_possible(c.mask_experts + rank * n_local, n_local, total, c.distinct))
             note_found(c, true, 0);
     }
     for (int expert = (int)threadIdx.x; expert < c.n_experts; expert += BLOCK) {
         const int32_t *counts = c.mask_experts ? c.mask_experts : c.per_expert;
 
-        c.totals[c.nranks + expert] = is_absent(c.absent, expert / n_local) ? 0 : __ldcg(&counts[expert]);
+        c.totals[c.nranks + expert] = is_absent(missing, expert / n_local) ? 0 : __ldcg(&counts[expert]);
         c.per_expert[expert] = 0;
     }
     __syncthreads();
@@ -255,6 +256,7 @@ __device__ void count_token(const cuda_layout &l, int token, sums &sum)
 {
     size_t start = (size_t)token * l.topk;
     int n_local = l.n_experts / l.nranks, on_node = n_local * l.ranks_per_node;
+    uint32_t missing = __ldg(&l.waits.mine->absent);
     uint8_t *in_rank = l.in_rank ? l.in_rank + (size_t)token * l.nranks : nullptr;
 
     for (int rank = 0; rank < l.nranks && in_rank; rank++)
@@ -263,7 +265,7 @@ __device__ void count_token(const cuda_layout &l, int token, sums &sum)
         bool bad = expert < -1 || expert >= l.n_experts, new_rank = true, new_node = true;
         int rank = bad || expert < 0 ? 0 : (int)expert / n_local, node = rank / l.ranks_per_node;
 
-        if (!bad && expert >= 0 && is_absent(l.absent, rank)) {
+        if (!bad && expert >= 0 && is_absent(missing, rank)) {
             bad = !l.drops;
             expert = -1;
         }

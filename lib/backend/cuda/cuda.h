@@ -87,7 +87,8 @@ struct cuda_ctrl {
     _Atomic uint32_t mapped_by; /* bit mask of the node's ranks that have memory of this one mapped: reclaim.c */
     _Atomic uint32_t frees, allocations;     /* counts */
     _Atomic uint32_t mapped[CUDA_MAX_RANKS]; /* how many allocations of each rank of the node this one has mapped */
-    _Atomic uint64_t called;                 /* dispatches and combines whose staging is allocated */
+    /* Dispatches and combines whose staging is allocated; those in captures. A new member captures alone. */
+    _Atomic uint64_t called[2];
     _Atomic uint64_t stage_bytes[EP_GROUP_AT_COUNT]; /* published once peers can map the staging memory */
     struct cuda_slot slot[CUDA_SLOTS];
 };
@@ -126,6 +127,7 @@ struct cuda_peer {
     struct cuda_ctrl *ctrl;
     char bus_id[20]; /* a copy that is always terminated */
     bool same_process;
+    bool marked; /* this communicator has set its bit in mapped_by there: a new rank in its slot sets the same one */
     uint32_t frees_seen, allocations_seen;
     uint64_t stage_bytes[EP_GROUP_AT_COUNT]; /* bytes of its staging known to be mapped here or not needed */
     struct cuda_mapping mappings[CUDA_SLOTS];
@@ -199,11 +201,12 @@ struct cuda_comm {
     unsigned long long stream_id; /* of `stream`: the caller may destroy it, and CUDA uses its handle again */
     unsigned long long capture;   /* id of the last capture; 0: there was none */
     uint64_t operations;          /* called outside captures */
-    bool copied;       /* the present call has queued a copy: counts as an operation, even if the call fails */
-    uint64_t complete; /* of them, known to be complete */
-    uint64_t called;   /* dispatches and combines, including those in captures */
-    cudaEvent_t end;   /* for host waits */
-    int event_words;   /* used ones of the newest block for events */
+    bool copied;        /* the present call has queued a copy: counts as an operation, even if the call fails */
+    uint64_t complete;  /* of them, known to be complete */
+    uint64_t called[2]; /* as in struct cuda_ctrl */
+    int captured_plans; /* made in the last capture */
+    cudaEvent_t end;    /* for host waits */
+    int event_words;    /* used ones of the newest block for events */
 
     uint64_t updates;                /* of plans that the devices make */
     pthread_mutex_t pending_lock;    /* any thread may wait for an event */
@@ -226,6 +229,7 @@ struct cuda_comm {
     int slots_used; /* slots from this one on were never used */
     uint32_t next_generation;
     pthread_mutex_t map_lock; /* mappings of the peers: the caller's thread and the monitor */
+    bool let_go;              /* there are none any more; under map_lock */
     void *stage[EP_GROUP_AT_COUNT];
     size_t stage_bytes[EP_GROUP_AT_COUNT];
     struct cuda_pooled *pool;
@@ -311,6 +315,8 @@ ep_status cuda_comm_clear(struct cuda_comm *cuda);
 ep_status cuda_regroup_drain(ep_comm *comm);
 ep_status cuda_regroup_leave(ep_comm *comm, const ep_comm *next);
 ep_status cuda_regroup_join(ep_comm *comm, const ep_boot *boot, ep_status mine);
+/* Of a rank that `by` has left out: once it has left, which the others wait for, no kernel of it can write to them. */
+void cuda_let_go(struct cuda_comm *cuda, int by);
 
 size_t cuda_comm_bytes(const ep_comm *comm);
 void cuda_abort(ep_comm *comm);
@@ -436,16 +442,18 @@ ep_status cuda_map(struct cuda_comm *cuda, int rank, const struct ep_group_addre
                    void **ret_address);
 /* Maps what the peers have allocated since the last call, for the kernels. Any thread; cheap if there is nothing. */
 ep_status cuda_map_new(struct cuda_comm *cuda);
+/* ep_comm_barrier(), after which all is mapped that a rank had allocated before it. */
+ep_status cuda_barrier(ep_comm *comm);
 /*
  * Called before a dispatch or combine is launched, once this rank's own staging is allocated. No kernel may be launched
  * that waits for a mapping which its own process has still to make: any driver call may wait for that kernel, and so
  * delay the mapping (bench/README.md).
  *
  * If a peer's rows (of row_bytes[]; 0: not in staging) may need more staging than is mapped here, waits until the peer
- * has reached the same call, and maps what it has allocated. This is the only place where hosts wait for each other,
- * and only when staging grows. Assumes that the peers use staging for the same buffers as this rank.
+ * has it or has reached the same call, and maps what it has allocated. This is the only place where hosts wait for each
+ * other, and only when staging grows. Assumes that the peers use staging for the same buffers as this rank.
  */
-ep_status cuda_sync_stages(struct cuda_comm *cuda, const ep_plan *plan, const size_t row_bytes[EP_GROUP_AT_COUNT],
+ep_status cuda_sync_stages(const struct cuda_call *call, const ep_plan *plan, const size_t row_bytes[EP_GROUP_AT_COUNT],
                            enum ep_group_phase phase);
 /*
  * Have all peers mapped the caller's memory that the words of cuda_desc_buffer() describe? Waits for new memory: the
@@ -564,8 +572,9 @@ ep_status cuda_combine(ep_plan *plan, const ep_combine_args *args, ep_stream str
 
 /* Or renews one that is open. */
 ep_status cuda_ll_open(ep_ll *ll);
-/* Until they are renewed, calls on the open ep_ll, which graphs may contain, reach no rank and fail. */
-ep_status cuda_ll_void_all(struct cuda_comm *cuda);
+/* Until they are renewed, calls on the open ep_ll, which graphs may contain, reach no rank and fail. `running`: kernels
+ * of it may run, and find their own segment in place of those of the peers. */
+ep_status cuda_ll_void_all(struct cuda_comm *cuda, bool running);
 void cuda_ll_close(ep_ll *ll);
 int64_t cuda_ll_bytes(const ep_comm *comm, const ep_ll_config *config, int64_t *ret_combine_bytes);
 /* Multiprocessors of a low-latency call: all, divided among the ranks that are threads on the same device. */

@@ -91,7 +91,7 @@ static ep_status fill_desc(struct dispatch *d, struct cuda_op_desc *desc)
 
     desc->kind = CUDA_DISPATCH;
     desc->words[CUDA_DESC_PHASE] = EP_GROUP_DISPATCH_READY;
-    desc->words[CUDA_DESC_PLAN] = (uint32_t)ep_group_plan_of(d->plan)->number;
+    desc->words[CUDA_DESC_PLAN] = cuda_plan_word(d->plan);
     desc->words[CUDA_DESC_DTYPE] = (uint32_t)args->dtype;
     desc->words[CUDA_DESC_HIDDEN] = (uint32_t)args->hidden;
     desc->words[CUDA_DESC_SCALE_TYPE] = (uint32_t)args->scale_type;
@@ -175,7 +175,7 @@ static ep_status launch(struct dispatch *d, const struct cuda_route *route)
     move->first_source = cuda->group.comm->rank * args->source_stride;
     cuda_fill_waits(cuda, EP_GROUP_DISPATCH_READY, EP_GROUP_DISPATCH_DONE, &move->waits);
     EP_TRY(fill_desc(d, &move->desc));
-    EP_TRY(cuda_sync_stages(cuda, d->plan, d->staged, EP_GROUP_DISPATCH_READY));
+    EP_TRY(cuda_sync_stages(&d->call, d->plan, d->staged, EP_GROUP_DISPATCH_READY));
     if (cuda_crosses_nodes(cuda))
         return cuda_nodes_dispatch(&d->call, d->plan, move, args->recv_topk_weights ? d->plan->args.topk : 0);
     move->fill = fill_of(d);

@@ -316,7 +316,7 @@ __device__ __forceinline__ bool move_tiles(const cuda_dispatch &d, targets &targ
     if (c.me < tiles)
         next = fetch_tile(d, c.me, lane);
     __syncwarp();
-    ok = operation_begin(d.waits, d.desc, &d.route, number, targets, block);
+    ok = operation_begin(d.waits, d.desc, d.route.counts, &d.route, number, targets, block);
     copying = targets.copying;
     moves = ok && !(targets.refused && is_refused(d.waits, d.route.counts));
     if (copying)
@@ -372,7 +372,7 @@ __global__ void __launch_bounds__(512, 1) dispatch_rows(const __grid_constant__ 
     extern __shared__ __align__(128) unsigned char shared[];
     __shared__ targets targets;
     uint32_t block = blockIdx.x;
-    uint64_t number = operation_publish(d.waits, d.desc);
+    uint64_t number = operation_publish(d.waits, d.desc, d.route.counts);
     bool ok;
 
     /* While the peers begin: nothing of theirs is written there. */

@@ -258,15 +258,19 @@ __device__ inline void exchange_counts(const cuda_update &u, exchange &x)
     uint64_t number;
     bool ok;
 
+    if (u.desc.words[CUDA_DESC_PLAN] && threadIdx.x == 0) {
+        u.counts->number = u.desc.words[CUDA_DESC_PLAN];
+        u.counts->generation = u.waits.mine->generation;
+    }
     __syncthreads();
     if (u.count.ret_found[CUDA_FOUND_BAD]) {
         clear_counts(u);
         refuse_update(u);
         return;
     }
-    number = operation_publish(u.waits, u.desc, 0);
+    number = operation_publish(u.waits, u.desc, u.counts, 0);
     publish_counts(u, number);
-    ok = operation_begin(u.waits, u.desc, nullptr, number, targets, 0) && receive_counts(u, number, x);
+    ok = operation_begin(u.waits, u.desc, u.counts, nullptr, number, targets, 0) && receive_counts(u, number, x);
     if (ok) {
         assign_rank_rows(u, x);
         write_counts(u, x);

@@ -40,7 +40,7 @@ extern "C" {
  */
 enum {
     CUDA_DESC_PHASE,
-    CUDA_DESC_PLAN,
+    CUDA_DESC_PLAN, /* in arguments of operations within a node 0: see cuda_counts.number */
     CUDA_DESC_DTYPE,
     CUDA_DESC_HIDDEN,
     CUDA_DESC_SCALE_TYPE,
@@ -139,6 +139,8 @@ struct cuda_signals {
      * not in the arguments of kernels, which a captured graph keeps when the members change.
      */
     struct cuda_signals *peer[CUDA_MAX_RANKS];
+    uint32_t absent;     /* those ranks, a bit for each; as above */
+    uint32_t generation; /* of the members, as this rank counts; as above */
 };
 
 /* Why a kernel ended without a result. */
@@ -215,6 +217,11 @@ struct cuda_counts {
     int64_t refused[3];                /* as in struct cuda_report; if set, nothing moves */
     int64_t first[CUDA_MAX_RANKS + 1]; /* [source] its first row on this rank; rank layout */
     int64_t n_tokens;                  /* of this rank */
+    /*
+     * Within a node: number of the plan among those of the members, and their generation when it was made or renewed.
+     * Here, because captured operations on a plan go on with other members, where it may have another number.
+     */
+    uint32_t number, generation;
 };
 
 /* Where the rows of a rank's tokens go, in device memory. */
@@ -361,8 +368,8 @@ struct cuda_count {
     uint32_t *ret_found; /* [CUDA_FOUND_WORDS] */
     int32_t idx64, n_tokens, topk, n_experts, nranks, width;
     int32_t distinct;
-    uint32_t absent; /* ranks, a bit for each; on one node */
-    int32_t drops;   /* choices of theirs count as -1 */
+    int32_t drops;          /* choices of absent ranks count as -1 */
+    const uint32_t *absent; /* cuda_signals.absent */
 };
 
 /* Counts of an update for the host, in host memory: those of this rank. */
@@ -477,8 +484,7 @@ struct cuda_layout {
     int32_t idx64, n_tokens, topk, n_experts;
     int32_t nranks, ranks_per_node; /* of the group; CUDA_MAX_RANKS at most */
     int32_t distinct;
-    uint32_t absent; /* as in struct cuda_count, and the next one */
-    int32_t drops;
+    int32_t drops; /* as in struct cuda_count */
 };
 
 cudaError_t cuda_launch_layout(const struct cuda_layout *layout, cudaStream_t stream);

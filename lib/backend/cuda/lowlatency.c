@@ -178,19 +178,24 @@ static ep_status clear_and_map(struct cuda_ll_impl *impl, const struct ep_group_
 }
 
 /* Calls of a graph with this segment reach no rank, and say that it was not renewed. */
-static ep_status void_segment(struct cuda_comm *cuda, struct cuda_ll_segment *segment)
+static ep_status void_segment(struct cuda_comm *cuda, struct cuda_ll_segment *segment, bool running)
 {
-    CUDA_TRY(cudaMemsetAsync(segment, 0, sizeof(*segment), cuda->internal_stream));
+    struct cuda_ll_segment *table[CUDA_LL_MAX_RANKS];
+
+    for (int rank = 0; rank < CUDA_LL_MAX_RANKS; rank++)
+        table[rank] = running ? segment : NULL;
+    if (!running)
+        CUDA_TRY(cudaMemsetAsync(segment, 0, sizeof(*segment), cuda->internal_stream));
     CUDA_TRY(cudaMemsetAsync(segment->mask, 0xff, sizeof(segment->mask), cuda->internal_stream));
     CUDA_TRY(cudaStreamSynchronize(cuda->internal_stream));
-    return EP_OK;
+    return cuda_transfer(cuda, segment->peer_table, table, sizeof(table));
 }
 
-ep_status cuda_ll_void_all(struct cuda_comm *cuda)
+ep_status cuda_ll_void_all(struct cuda_comm *cuda, bool running)
 {
     for (int i = 0; i < CUDA_LL_SEGMENTS; i++)
         if (cuda->ll_segments[i].used)
-            EP_TRY(void_segment(cuda, cuda->ll_segments[i].memory));
+            EP_TRY(void_segment(cuda, cuda->ll_segments[i].memory, running));
     return EP_OK;
 }
 
@@ -229,17 +234,18 @@ ep_status cuda_ll_open(ep_ll *ll)
     if (status == EP_OK)
         impl->blocks = cuda_ll_sms(cuda); /* members share devices otherwise now */
     if (status == EP_OK && !cuda_find(cuda, impl->segment->memory, 1, &where))
-        status = ep_fail(EP_E_STATE, "ep_ll_new: the segment is not in symmetric memory (a bug of epkit)");
+        status =
+            ep_fail(EP_E_STATE, "%s: the segment is not in symmetric memory (a bug of epkit)", ep_ll_open_call(ll));
     status = ep_group_ll_exchange(ll, status, &where, all);
     /* Every rank has one, with a segment, if the exchange has succeeded; clang-tidy does not see that. */
     if (status == EP_OK && impl && impl->segment)
         status = clear_and_map(impl, all);
     if (cuda_crosses_nodes(cuda)) {
-        status = ep_group_agree_within(ll->comm, "ep_ll_new", status);
+        status = ep_group_agree_within(ll->comm, ep_ll_open_call(ll), status);
         if (status == EP_OK && impl)
             status = cuda_ll_net_open(impl->net);
     }
-    status = ep_group_agree_within(ll->comm, "ep_ll_new", status);
+    status = ep_group_agree_within(ll->comm, ep_ll_open_call(ll), status);
     if (status == EP_OK && impl) {
         ll->impl = impl;
         impl->open = false;
@@ -247,7 +253,7 @@ ep_status cuda_ll_open(ep_ll *ll)
     } else if (!renews) {
         free_impl(impl);
     } else {
-        (void)void_segment(cuda, impl->segment->memory);
+        (void)void_segment(cuda, impl->segment->memory, false);
     }
     cuda_scope_end(&scope);
     return status;

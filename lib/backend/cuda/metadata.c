@@ -240,7 +240,6 @@ static ep_status lay_out_on_device(const struct cuda_call *call, const ep_comm *
     static const char name[] = "ep_plan_layout";
     struct cuda_layout l = {.topk_idx = args->topk_idx,
                             .distinct = cuda_checks_distinct(comm),
-                            .absent = cuda_absent(comm),
                             .drops = cuda_drops_absent(comm),
                             .scratch = call->cuda->scratch,
                             .per_rank = layout->tokens_per_rank,

@@ -188,8 +188,8 @@ __global__ void __launch_bounds__(NODES_THREADS) dispatch_nodes(const __grid_con
 {
     await_stream();
     __shared__ targets targets;
-    uint64_t number = operation_publish(d.own.waits, d.own.desc);
-    bool ok = operation_begin(d.own.waits, d.own.desc, &d.own.route, number, targets, blockIdx.x);
+    uint64_t number = operation_publish(d.own.waits, d.own.desc, nullptr);
+    bool ok = operation_begin(d.own.waits, d.own.desc, d.own.route.counts, &d.own.route, number, targets, blockIdx.x);
     uint32_t own = ((uint32_t)d.own.route.n_tokens + CUDA_NODES_WARPS - 1) / CUDA_NODES_WARPS;
     uint32_t all =
                  ok && !(targets.refused && is_refused(d.own.waits, d.own.route.counts)) ? own + count_chunks(d.in) : 0,

@@ -116,7 +116,7 @@ static void describe(const ep_plan *plan, const struct cuda_lists *lists, struct
     u->rail_node_capacity = lists->rails.node_capacity;
     u->alignment = plan->args.expert_alignment;
     u->capacity = (int32_t)(plan->args.max_recv_tokens < INT32_MAX ? plan->args.max_recv_tokens : INT32_MAX);
-    u->desc = cuda_update_desc(plan);
+    u->desc = cuda_update_desc(plan, ep_group_plan_of(plan)->number);
 }
 
 /* What operations read of the plan's memory that is not in the lists. */

@@ -404,8 +404,8 @@ __global__ void __launch_bounds__(EXCHANGE_THREADS, 1)
         refuse_routing(u.waits);
         return;
     }
-    number = operation_publish(u.waits, u.desc);
-    ok = operation_begin(u.waits, u.desc, nullptr, number, targets, blockIdx.x) && exchange_slices(u, run);
+    number = operation_publish(u.waits, u.desc, nullptr);
+    ok = operation_begin(u.waits, u.desc, nullptr, nullptr, number, targets, blockIdx.x) && exchange_slices(u, run);
     if (ok) {
         push_slices(u, number);
         ok = receive_slices(u, number, x);

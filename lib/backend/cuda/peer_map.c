@@ -6,6 +6,7 @@
  * unmapping waits for kernels: the CUDA runtime unmaps when the device is idle.
  */
 #include "backend/cuda/plan.h"
+#include "group/collective.h"
 #include "group/memory.h"
 #include "group/peers.h"
 #include "group/wait.h"
@@ -66,6 +67,8 @@ static ep_status map_slot(struct cuda_comm *cuda, int rank, int slot, uint32_t g
 
     if (peer->mappings[slot].generation == generation)
         return EP_OK;
+    if (cuda->let_go)
+        return ep_fail(EP_E_EXCLUDED, "memory of rank %d, whose group goes on without this rank", rank);
     if (peer->mappings[slot].generation)
         EP_TRY(unmap_slot(cuda, rank, slot));
     ep_group_read_shared(&mapping.base, &published->base, sizeof(mapping.base));
@@ -122,8 +125,21 @@ ep_status cuda_map_new(struct cuda_comm *cuda)
     return status;
 }
 
-/* Waits until `rank` has reached call `number` and so has allocated the staging for it. */
-static ep_status wait_for_call(struct cuda_comm *cuda, int rank, uint64_t number, enum ep_group_phase phase)
+ep_status cuda_barrier(ep_comm *comm)
+{
+    struct cuda_scope scope;
+    ep_status status;
+
+    EP_TRY(ep_group_barrier(comm));
+    EP_TRY(cuda_scope_begin_uncaptured(cuda_of(comm), &scope));
+    status = cuda_map_new(cuda_of(comm));
+    cuda_scope_end(&scope);
+    return status;
+}
+
+/* Waits until `rank` has that much staging, or has reached this rank's last call and so has what it needs for it. */
+static ep_status wait_for_stage(struct cuda_comm *cuda, int rank, int which, uint64_t needed, bool captured,
+                                enum ep_group_phase phase)
 {
     const struct cuda_ctrl *ctrl = cuda->peers[rank].ctrl;
     struct ep_group_wait wait;
@@ -132,7 +148,8 @@ static ep_status wait_for_call(struct cuda_comm *cuda, int rank, uint64_t number
     for (;;) {
         uint32_t seen = ep_group_doorbell(&cuda->group);
 
-        if (atomic_load_explicit(&ctrl->called, memory_order_acquire) >= number)
+        if (atomic_load_explicit(&ctrl->stage_bytes[which], memory_order_acquire) >= needed ||
+            atomic_load_explicit(&ctrl->called[captured], memory_order_acquire) >= cuda->called[captured])
             break;
         EP_TRY(ep_group_wait(&wait, seen, rank));
     }
@@ -147,13 +164,13 @@ static uint64_t rows_of(const ep_plan *plan, int rank)
                                               : ((const struct ep_group_plan *)plan->impl)->rows_on[rank]);
 }
 
-ep_status cuda_sync_stages(struct cuda_comm *cuda, const ep_plan *plan, const size_t row_bytes[EP_GROUP_AT_COUNT],
+ep_status cuda_sync_stages(const struct cuda_call *call, const ep_plan *plan, const size_t row_bytes[EP_GROUP_AT_COUNT],
                            enum ep_group_phase phase)
 {
-    uint64_t number = ++cuda->called;
-    bool stale = false;
+    struct cuda_comm *cuda = call->cuda;
+    bool captured = call->capture, stale = false;
 
-    atomic_store_explicit(&cuda->ctrl->called, number, memory_order_release);
+    atomic_store_explicit(&cuda->ctrl->called[captured], ++cuda->called[captured], memory_order_release);
     for (int i = 0; i < cuda->group.nlocal * EP_GROUP_AT_COUNT; i++) {
         int rank = cuda->group.first + i / EP_GROUP_AT_COUNT, which = i % EP_GROUP_AT_COUNT;
         uint64_t needed = rows_of(plan, rank) * row_bytes[which], there;
@@ -165,7 +182,7 @@ ep_status cuda_sync_stages(struct cuda_comm *cuda, const ep_plan *plan, const si
         if (there < needed) {
             /* It may be waiting for this rank. */
             ep_group_ring_rank(&cuda->group, rank);
-            EP_TRY(wait_for_call(cuda, rank, number, phase));
+            EP_TRY(wait_for_stage(cuda, rank, which, needed, captured, phase));
             there = needed;
         }
         peer->stage_bytes[which] = there;

@@ -53,8 +53,8 @@ struct cuda_count cuda_count_of(const ep_plan *plan, const struct cuda_plan *dev
                                .nranks = plan->comm->nranks,
                                .width = route->width,
                                .distinct = cuda_checks_distinct(plan->comm),
-                               .absent = cuda_absent(plan->comm),
-                               .drops = cuda_drops_absent(plan->comm)};
+                               .drops = cuda_drops_absent(plan->comm),
+                               .absent = &cuda_of(plan->comm)->signals->absent};
 }
 
 /* Makes the device part of a plan of exact counts. If it fails, cuda_plan_free_device() frees the rest. */

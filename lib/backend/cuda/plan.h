@@ -40,6 +40,12 @@ static inline struct cuda_plan *cuda_plan_of(const ep_plan *plan)
     return ep_group_plan_of(plan)->device;
 }
 
+/* CUDA_DESC_PLAN of its operations. */
+static inline uint32_t cuda_plan_word(const ep_plan *plan)
+{
+    return plan->comm->nnodes > 1 ? (uint32_t)ep_group_plan_of(plan)->number : 0;
+}
+
 /* Of memory of the plan that only its operations use. */
 static inline enum cuda_block_use cuda_plan_block_use(const ep_plan *plan)
 {
@@ -86,8 +92,8 @@ ep_status cuda_plan_new_device(ep_plan *plan);
 /* Frees the device part of a plan of either kind; NULL: it has none. */
 void cuda_plan_free_device(struct cuda_comm *cuda, struct cuda_plan *device);
 ep_status cuda_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream);
-/* The op descriptor of an update. */
-struct cuda_op_desc cuda_update_desc(const ep_plan *plan);
+/* The op descriptor of an update, for a plan of that number; 0: the kernel reads it. */
+struct cuda_op_desc cuda_update_desc(const ep_plan *plan, int number);
 /* After a wait: completes the pending plans whose counts have arrived. */
 void cuda_plans_poll(struct cuda_comm *cuda);
 /* EP_E_CAPACITY, once, if an operation was refused because a rank would have received too many rows. */

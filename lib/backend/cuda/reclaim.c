@@ -40,8 +40,9 @@ void cuda_set_mapped_by(struct cuda_comm *cuda, int rank, bool mapped)
     uint32_t mine = 1u << cuda->group.local;
     struct cuda_ctrl *ctrl = cuda->peers[rank].ctrl;
 
-    if (!ctrl || rank == cuda->group.comm->rank)
+    if (!ctrl || rank == cuda->group.comm->rank || cuda->peers[rank].marked == mapped)
         return;
+    cuda->peers[rank].marked = mapped;
     if (mapped)
         atomic_fetch_or(&ctrl->mapped_by, mine);
     else

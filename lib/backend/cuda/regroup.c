@@ -5,6 +5,7 @@
  * Kernels find their peers by tables in device memory, so a captured graph works with the members of now.
  */
 #include "backend/cuda/cuda.h"
+#include "group/failure.h"
 
 #include <string.h>
 
@@ -45,9 +46,10 @@ static void reset_control(struct cuda_comm *cuda)
     for (const struct ep_group_former *former = cuda->group.former; former; former = former->next)
         may_map |= 1u << (former->rank - cuda->group.first);
 
-    cuda->called = 0;
+    cuda->let_go = false;
+    cuda->called[0] = 0;
     cuda->last_shape[0].blocks = cuda->last_shape[1].blocks = 0; /* repeat_bare() of the module */
-    atomic_store(&ctrl->called, 0);
+    atomic_store(&ctrl->called[0], 0);
     atomic_fetch_and(&ctrl->mapped_by, may_map);
     for (int local = 0; local < CUDA_MAX_RANKS; local++)
         atomic_store(&ctrl->mapped[local], 0);
@@ -55,14 +57,38 @@ static void reset_control(struct cuda_comm *cuda)
         atomic_store(&cuda->allocations[slot].mapped, false);
 }
 
-/* Kernels of a graph that is launched before the members are there find the communicator failed, and no peer. */
-static ep_status clear(struct cuda_comm *cuda)
+/*
+ * From now on a graph that is launched finds the communicator failed, and no peer; while kernels may be `running`,
+ * which would not expect that, its own rank in place of each.
+ */
+static ep_status hide_peers(struct cuda_comm *cuda, bool running)
 {
+    struct cuda_signals *table[CUDA_MAX_RANKS];
     const uint32_t stopped = CUDA_STOPPED;
 
-    EP_TRY(cuda_comm_clear(cuda));
+    for (int local = 0; local < CUDA_MAX_RANKS; local++)
+        table[local] = running ? cuda->signals : NULL;
     EP_TRY(cuda_transfer(cuda, &cuda->signals->failure, &stopped, sizeof(stopped)));
-    return cuda_ll_void_all(cuda);
+    EP_TRY(cuda_transfer(cuda, cuda->signals->peer, table, sizeof(table)));
+    return cuda_ll_void_all(cuda, running);
+}
+
+void cuda_let_go(struct cuda_comm *cuda, int by)
+{
+    ep_group_set_failure(&cuda->group, EP_E_PEER_LEFT, by, EP_GROUP_IDLE);
+    cuda_stop_kernels(cuda);
+    pthread_mutex_lock(&cuda->map_lock);
+    cuda->let_go = true;
+    pthread_mutex_unlock(&cuda->map_lock);
+    /* Kernels that began before may still write. If this fails, as in a capture, the next interval tries again. */
+    if (hide_peers(cuda, true) != EP_OK || cudaDeviceSynchronize() != cudaSuccess) {
+        cudaGetLastError();
+        return;
+    }
+    pthread_mutex_lock(&cuda->map_lock);
+    cuda_unmap_all(cuda);
+    pthread_mutex_unlock(&cuda->map_lock);
+    ep_group_leave(&cuda->group);
 }
 
 ep_status cuda_regroup_leave(ep_comm *comm, const ep_comm *next)
@@ -77,7 +103,9 @@ ep_status cuda_regroup_leave(ep_comm *comm, const ep_comm *next)
     left = ep_group_regroup_leave(comm, next);
     memset(cuda->peers, 0, (size_t)comm->nranks * sizeof(*cuda->peers));
     reset_control(cuda);
-    cleared = clear(cuda); /* after the fence: a process that was about to end may have written until then */
+    cleared = cuda_comm_clear(cuda); /* after the fence: a process that was about to end may have written until then */
+    if (cleared == EP_OK)
+        cleared = hide_peers(cuda, false);
     cuda_scope_end(&scope);
     return cleared == EP_OK ? left : cleared;
 }

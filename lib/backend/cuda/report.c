@@ -17,7 +17,7 @@
 ep_status cuda_fail_disagree(const struct cuda_comm *cuda, enum ep_group_phase phase, uint32_t word, int rank,
                              uint32_t mine, uint32_t theirs)
 {
-    static const char plan[] = "the plan (in order of creation)";
+    static const char plan[] = "the plan (in order of creation; below 0: in a capture)";
     static const char *const of_operation[] = {[CUDA_DESC_PLAN] = plan,
                                                [CUDA_DESC_DTYPE] = "dtype",
                                                [CUDA_DESC_HIDDEN] = "hidden",
@@ -124,8 +124,9 @@ static ep_status fail_former(struct cuda_comm *cuda, int rank, enum ep_group_pha
 {
     if (rank != cuda->group.comm->rank)
         return fail_stopped(cuda, EP_E_STATE, rank, phase);
-    ep_fail(EP_E_STATE, "a graph was launched with calls on an ep_ll or a plan of former members: call ep_ll_renew() "
-                        "before, and capture operations on plans again");
+    ep_fail(EP_E_STATE,
+            "a graph was launched with calls on an ep_ll or a plan of former members: call ep_ll_renew() or "
+            "ep_plan_update() before; with a plan of exact counts it must be captured again");
     return ep_group_set_own_failure(&cuda->group, EP_E_STATE, rank, phase);
 }
 
@@ -306,6 +307,23 @@ static nfds_t list_fds(const struct cuda_comm *cuda, struct pollfd *fds)
     return n;
 }
 
+/*
+ * Told by a rank that was found to have left one interval ago: kernels that have all they need of it have ended. Memory
+ * of a thread of this process cannot be unmapped: its members wait until this rank frees its communicator.
+ */
+static void check_left_out(struct cuda_comm *cuda)
+{
+    struct ep_group *group = &cuda->group;
+    int by = (int)atomic_load(&group->control->left_out) - 1;
+
+    for (int rank = group->first; rank < cuda_end_of_node(cuda); rank++)
+        if (cuda_is_peer(cuda, rank) && cuda->peers[rank].same_process)
+            return;
+    if (by >= group->first && by < cuda_end_of_node(cuda) && is_lost(cuda, by - group->first) &&
+        !ep_group_has_left(group, group->comm->rank))
+        cuda_let_go(cuda, by);
+}
+
 static void *monitor_main(void *argument)
 {
     struct cuda_comm *cuda = argument;
@@ -321,6 +339,7 @@ static void *monitor_main(void *argument)
 
         if (n > 0 && fds[0].revents)
             return NULL;
+        check_left_out(cuda);
         probe_peers(cuda, &failed);
     }
 }

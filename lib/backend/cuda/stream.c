@@ -111,6 +111,8 @@ ep_status cuda_call_begin(struct cuda_comm *cuda, ep_stream stream, bool operati
     status = find_capture(call->stream, &call->capture);
     if (status == EP_OK && !call->capture)
         status = cuda_status(cudaStreamGetId(call->stream, &call->id), "cudaStreamGetId");
+    if (call->capture && call->capture != cuda->capture)
+        cuda->captured_plans = 0;
     if (status == EP_OK)
         status = check_stream(call);
     if (status == EP_OK && operation)

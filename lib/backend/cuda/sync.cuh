@@ -22,7 +22,14 @@ struct targets {
 /* What a thread reads of the plan for the rank that it waits for: before it waits, so that it takes no time after. */
 struct rank_rows {
     int64_t base, total; /* this rank's first row on that rank, and all rows there */
+    uint32_t plan;       /* its number */
 };
+
+/* The number of the plan that an operation publishes. `counts` may be NULL. */
+__device__ __forceinline__ uint32_t plan_number(const cuda_op_desc &desc, const cuda_counts *counts)
+{
+    return counts && !desc.words[CUDA_DESC_PLAN] ? counts->number : desc.words[CUDA_DESC_PLAN];
+}
 
 __device__ __forceinline__ void load_pair(const void *from, uint64_t &first, uint64_t &second)
 {
@@ -37,18 +44,21 @@ __device__ __forceinline__ void store_pair(void *to, uint64_t first, uint64_t se
 /*
  * Publishes the op descriptor, at the beginning of a kernel: this rank's buffers are ready, since earlier kernels have
  * ended. Returns the number of the operation; it is counted at the end of the last block, so all blocks read the same.
- * `block`: of those that call this; the first one publishes.
+ * `counts`: of its plan; NULL: it has none, or its number is in `desc`. `block`: of those that call this; the first one
+ * publishes.
  */
 __device__ inline uint64_t operation_publish(const cuda_waits &waits, const cuda_op_desc &desc,
-                                             uint32_t block = blockIdx.x)
+                                             const cuda_counts *counts, uint32_t block = blockIdx.x)
 {
     const int pairs = CUDA_DESC_WORDS / 2;
     uint64_t number = waits.no_sync ? 0 : *(const volatile uint64_t *)&waits.mine->operation + 1;
-    cuda_signals *first; /* loaded before the fence, together with the number */
+    cuda_signals *first; /* loaded before the fence, together with the number, as the next one */
+    uint32_t plan;
 
     if (waits.no_sync || block || (int)threadIdx.x >= waits.nranks * pairs)
         return number;
     first = signals_of(waits, (int)threadIdx.x / pairs);
+    plan = plan_number(desc, counts);
     /* Orders the words after the writes of earlier kernels. This thread has no stores of its own in flight yet. */
     __threadfence_system();
     for (int i = (int)threadIdx.x; i < waits.nranks * pairs; i += (int)blockDim.x) {
@@ -57,7 +67,7 @@ __device__ inline uint64_t operation_publish(const cuda_waits &waits, const cuda
 
         if (peer)
             store_pair(&peer->desc[waits.rank][word], number << 32 | desc.words[word],
-                       number << 32 | desc.words[word + 1]);
+                       number << 32 | (word + 1 == CUDA_DESC_PLAN ? plan : desc.words[word + 1]));
     }
     return number;
 }
@@ -180,9 +190,11 @@ __device__ __noinline__ static bool find_buffers(const cuda_waits &waits, const 
     uint32_t words[CUDA_DESC_WORDS];
 
     for (int word = 0; word < CUDA_DESC_WORDS; word++) {
+        uint32_t mine = word == CUDA_DESC_PLAN ? rows.plan : desc.words[word];
+
         words[word] = (uint32_t)theirs[word];
-        if (word < CUDA_DESC_COMPARED && words[word] != desc.words[word])
-            return disagree(waits, word, rank, desc.words[word], words[word]);
+        if (word < CUDA_DESC_COMPARED && words[word] != mine)
+            return disagree(waits, word, rank, mine, words[word]);
     }
     for (int i = 0; i < CUDA_BUFFERS; i++) {
         int64_t row = desc.row_bytes[i], bytes = row * rows.total;
@@ -245,7 +257,7 @@ __device__ __forceinline__ bool receive_desc(const cuda_waits &waits, const cuda
             return false;
 #pragma unroll
     for (int word = 0; word < CUDA_DESC_COMPARED; word++)
-        same &= words[word] == desc.words[word];
+        same &= words[word] == (word == CUDA_DESC_PLAN ? rows.plan : desc.words[word]);
 #pragma unroll
     for (int i = 0; i < 2 * CUDA_BUFFERS; i++)
         same &= own || !desc.row_bytes[i / 2] || words[CUDA_DESC_BUFFERS + i] == known[i];
@@ -283,27 +295,29 @@ __device__ __noinline__ static bool has_tokens(const cuda_waits &waits, const cu
     return false;
 }
 
-/* The plan has rows for an absent rank: an operation of former members, in a graph. False: end the kernel. */
-__device__ __noinline__ static bool has_former(const cuda_waits &waits)
+/* Is the plan of the members of now? Not if a graph has operations on one that was not renewed. As has_tokens(). */
+__device__ __forceinline__ bool is_current(const cuda_waits &waits, const cuda_op_desc &desc, const cuda_counts *counts)
 {
+    if (!counts || desc.words[CUDA_DESC_PLAN] || counts->generation == waits.mine->generation)
+        return true;
     set_failure(waits, CUDA_FAILED_FORMER, waits.rank, waits.ready_phase);
     return false;
 }
 
 /*
- * Waits for the descriptors of all ranks, and resolves the addresses of their buffers. `route` NULL: the operation
- * moves no rows. `block`: its number among those that call this. By all threads; false: end the kernel at once.
+ * Waits for the descriptors of all ranks, and resolves the addresses of their buffers. `counts`: as in
+ * operation_publish(). `route` NULL: the operation moves no rows. `block`: its number among those that call this. By
+ * all threads; false: end the kernel at once.
  */
-__device__ inline bool operation_begin(const cuda_waits &waits, const cuda_op_desc &desc, const cuda_route *route,
-                                       uint64_t number, targets &ret_targets, uint32_t block)
+__device__ inline bool operation_begin(const cuda_waits &waits, const cuda_op_desc &desc, const cuda_counts *counts,
+                                       const cuda_route *route, uint64_t number, targets &ret_targets, uint32_t block)
 {
-    const cuda_counts *counts = route ? route->counts : nullptr;
     int i = (int)threadIdx.x, n = waits.nranks;
-    rank_rows rows = {0, 0};
+    rank_rows rows = {0, 0, 0};
     bool ok = true, copies = false, changed = false;
 
-    if (i < n && route)
-        rows = {counts->base[i], counts->rows_on[i]};
+    if (i < n)
+        rows = {route ? counts->base[i] : 0, route ? counts->rows_on[i] : 0, plan_number(desc, counts)};
     else if (i == n)
         ret_targets.refused = route && counts->refused[0];
     if (i < n) {
@@ -312,10 +326,11 @@ __device__ inline bool operation_begin(const cuda_waits &waits, const cuda_op_de
         else if (signals_of(waits, i))
             ok = receive_desc(waits, desc, rows, number, i, block == 0, ret_targets.of[i], copies, changed);
         else
-            ok = !route || (!rows.total && counts->first[i] == counts->first[i + 1]) || has_former(waits);
+            ok = !rows.total; /* absent */
     } else if (i == n && !waits.no_sync) {
         /* By a thread that waits for no rank, so that the checks cost no extra time. */
-        ok = may_begin(waits, waits.ready_phase) && (!route || has_tokens(waits, counts, route->n_tokens));
+        ok = may_begin(waits, waits.ready_phase) && is_current(waits, desc, counts) &&
+             (!route || has_tokens(waits, counts, route->n_tokens));
     }
     if (i < WARP) {
         uint32_t copying, differ;

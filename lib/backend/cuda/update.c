@@ -43,14 +43,14 @@ static size_t lay_out(const ep_plan *plan, char *memory, struct cuda_plan *devic
     return at;
 }
 
-struct cuda_op_desc cuda_update_desc(const ep_plan *plan)
+struct cuda_op_desc cuda_update_desc(const ep_plan *plan, int number)
 {
     const ep_plan_args *args = &plan->args;
 
     return (struct cuda_op_desc){
         .kind = CUDA_DISPATCH,
         .words = {[CUDA_DESC_PHASE] = EP_GROUP_PLAN_COUNTS,
-                  [CUDA_DESC_PLAN] = (uint32_t)ep_group_plan_of(plan)->number,
+                  [CUDA_DESC_PLAN] = (uint32_t)number,
                   [CUDA_DESC_PLAN_INDEX] = plan->from_mask ? 0 : (uint32_t)args->idx_type,
                   [CUDA_DESC_PLAN_EXPERTS] = (uint32_t)args->n_experts,
                   [CUDA_DESC_PLAN_TOPK] = (uint32_t)args->topk,
@@ -58,8 +58,8 @@ struct cuda_op_desc cuda_update_desc(const ep_plan *plan)
                   [CUDA_DESC_PLAN_ALIGNMENT] = (uint32_t)args->expert_alignment}};
 }
 
-/* Queues the kernels. The routing is in memory that the device can access. */
-static ep_status update(struct cuda_call *call, ep_plan *plan, const ep_plan_update_args *routing,
+/* Queues the kernels. The routing is in memory that the device can access. `number`: of a new or renewed plan, or 0. */
+static ep_status update(struct cuda_call *call, ep_plan *plan, const ep_plan_update_args *routing, int number,
                         struct cuda_host_block *info)
 {
     struct cuda_update *u = &cuda_plan_of(plan)->update;
@@ -77,7 +77,7 @@ static ep_status update(struct cuda_call *call, ep_plan *plan, const ep_plan_upd
     u->blocks = u->blocks ? u->blocks : 1;
     u->info = info ? info->pinned.device : NULL;
     u->number = ++call->cuda->updates;
-    u->desc = cuda_update_desc(plan);
+    u->desc = cuda_update_desc(plan, number);
     cuda_fill_waits(call->cuda, EP_GROUP_PLAN_COUNTS, EP_GROUP_PLAN_COUNTS, &u->waits);
     status = cuda_status(cuda_launch_update(u, call->stream), "update kernels");
     call->queued = status == EP_OK;
@@ -245,13 +245,15 @@ ep_status cuda_plan_open_on_device(struct cuda_call *call, ep_plan *plan, const 
 {
     struct cuda_comm *cuda = call->cuda;
     ep_plan_update_args routing = cuda_routing_of(args);
+    /* So a new member that captures what others have captured has their numbers, and counts other plans as they do. */
+    int *counter = call->capture ? &cuda->captured_plans : &cuda->group.plans;
     struct ep_group_plan *inner;
     struct cuda_plan *device;
     ep_status status;
 
     EP_TRY(ep_group_plan_prepare(plan, false));
     inner = plan->impl;
-    inner->number = ++cuda->group.plans;
+    inner->number = call->capture ? -++*counter : ++*counter;
     inner->complete = true;
     ep_group_plan_fill_info(plan);
     plan->info.n_send = plan->info.n_wire = -1;
@@ -260,7 +262,7 @@ ep_status cuda_plan_open_on_device(struct cuda_call *call, ep_plan *plan, const 
     status = open_device_part(call, plan, &routing);
     device = inner->device;
     if (status == EP_OK)
-        status = update(call, plan, &routing, device->info);
+        status = update(call, plan, &routing, inner->number, device->info);
     if (status == EP_OK && !device->captured) {
         device->expected = cuda->updates;
         if (args->max_recv_tokens)
@@ -271,7 +273,7 @@ ep_status cuda_plan_open_on_device(struct cuda_call *call, ep_plan *plan, const 
     if (status != EP_OK) {
         /* The peers count only plans whose operation has begun. */
         if (!call->queued)
-            cuda->group.plans--;
+            --*counter;
         cuda_plan_free_device(cuda, device);
         ep_group_plan_discard(plan);
     }
@@ -310,7 +312,9 @@ ep_status cuda_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_st
 {
     struct cuda_comm *cuda = cuda_of(plan->comm);
     struct cuda_plan *device = cuda_plan_of(plan);
+    int renewed = plan->generation == plan->comm->generation ? 0 : cuda->group.plans + 1;
     struct cuda_call call;
+    ep_status status;
 
     if (cuda_crosses_nodes(cuda))
         return cuda_nodes_plan_update(plan, args, stream);
@@ -319,7 +323,9 @@ ep_status cuda_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_st
                        device->max_tokens);
     EP_TRY(cuda_call_begin(cuda, stream, true, &call));
     remove_pending(cuda, device);
-    return cuda_call_end(&call, update(&call, plan, args, NULL));
+    status = update(&call, plan, args, renewed, NULL);
+    cuda->group.plans += status == EP_OK && renewed;
+    return cuda_call_end(&call, status);
 }
 
 ep_status cuda_find_refused(const struct cuda_comm *cuda)

@@ -23,11 +23,11 @@ namespace
 __device__ uint32_t mark_token(const cuda_count &c, int token, uint32_t *masks, uint32_t *repeats)
 {
     size_t start = (size_t)token * c.topk;
-    uint32_t bit = 1u << threadIdx.x % WARP, ranks = 0, bad = 0, twice = 0, dropped = 0;
+    uint32_t bit = 1u << threadIdx.x % WARP, ranks = 0, bad = 0, twice = 0, dropped = 0, missing = __ldg(c.absent);
     int n_local = c.n_experts / c.nranks;
 
     for_choices(c, start, [&](int k, int64_t expert) {
-        bool valid = expert >= 0 && expert < c.n_experts, absent = valid && is_absent(c.absent, (int)expert / n_local);
+        bool valid = expert >= 0 && expert < c.n_experts, absent = valid && is_absent(missing, (int)expert / n_local);
 
         bad |= (!valid && expert != -1) || (absent && !c.drops);
         dropped += absent;

@@ -72,7 +72,7 @@ static ep_status exchange_segments(ep_ll *ll, struct host_ll *inner, ep_status m
             status = ep_group_set_own_failure(inner->group, status, rank, EP_GROUP_GATHER);
     }
     /* No rank frees its segment before all have mapped it, and creation fails on all ranks or on none. */
-    return ep_group_agree_within(ll->comm, "ep_ll_new", status);
+    return ep_group_agree_within(ll->comm, ep_ll_open_call(ll), status);
 }
 
 /* Zeroed, and freed by free_inner(). Sets inner->no_memory on failure. */
@@ -125,20 +125,20 @@ ep_status host_ll_open(ep_ll *ll)
     ep_status status = EP_OK;
 
     if (!inner)
-        return exchange_segments(ll, NULL, ep_fail(EP_E_MEMORY, "ep_ll_new: no memory"));
+        return exchange_segments(ll, NULL, ep_fail(EP_E_MEMORY, "%s: no memory", ep_ll_open_call(ll)));
     inner->group = ep_group_of(ll->comm);
     ll->impl = inner;
     lay_out(ll, inner);
     add_arrays(ll, inner);
     if (inner->no_memory)
-        status = ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %lld bytes", (long long)inner->bytes);
+        status = ep_fail(EP_E_MEMORY, "%s: no memory for %lld bytes", ep_ll_open_call(ll), (long long)inner->bytes);
     if (status == EP_OK)
         status = alloc_segment(ll, inner);
     if (status == EP_OK && ll->comm->nnodes > 1)
         status = ll_net_prepare(ll);
     status = exchange_segments(ll, inner, status);
     if (status == EP_OK && inner->net)
-        status = ep_group_agree_within(ll->comm, "ep_ll_new", ll_net_open(ll));
+        status = ep_group_agree_within(ll->comm, ep_ll_open_call(ll), ll_net_open(ll));
     if (status != EP_OK) {
         ll_net_close(ll);
         free_inner(inner, ll->comm->nranks);

@@ -141,9 +141,8 @@ class Buffer(LowLatencyCalls):
 
         try:
             return of(self.group_size)
-        except (epkit.UnsupportedError, epkit.ArgumentError) as error:
-            # ArgumentError: where a part of the ranks is there, several hosts do not tell which ranks share one.
-            if members[-1] + 1 == self.group_size or (isinstance(error, epkit.ArgumentError) and "ranks_per_node" not in str(error)):
+        except epkit.UnsupportedError:
+            if members[-1] + 1 == self.group_size:
                 raise
         return of(members[-1] + 1)
 
