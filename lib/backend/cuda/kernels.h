@@ -16,7 +16,7 @@ extern "C" {
 /* Ranks of one node. Sets of them are words, and no NVLink domain of one host is larger. */
 #define CUDA_MAX_RANKS 32
 
-/* Tokens of one block of the counting kernel; also its threads. */
+/* Tokens whose rows before them are stored as one sum; in the expanded layout also the threads of a counting block. */
 #define CUDA_COUNT_TOKENS 256
 
 /*
@@ -135,8 +135,9 @@ struct cuda_signals {
     uint32_t moves_until;                   /* end of the lease for the words that follow */
     uint64_t net_moved[CUDA_MAX_GROUP + 1]; /* chunks that came from each node, and those that have left: nodes.h */
     /*
-     * [rank] its signals, as mapped here; NULL: the rank is absent. Written by the host while no kernel runs. Here and
-     * not in the arguments of kernels, which a captured graph keeps when the members change.
+     * [rank] its signals, as mapped here; NULL: the rank is absent. Written by the host while no kernel runs; but the
+     * host of a rank that is left out (cuda_let_go) replaces all by its own at any time. Here and not in the arguments
+     * of kernels, which a captured graph keeps when the members change.
      */
     struct cuda_signals *peer[CUDA_MAX_RANKS];
     uint32_t absent;     /* those ranks, a bit for each; as above */

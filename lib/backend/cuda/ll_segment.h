@@ -41,8 +41,7 @@ struct cuda_ll_segment {
     uint32_t decision_mask[CUDA_LL_SYNCS][CUDA_LL_MASK_WORDS]; /* between nodes: full masks; before `decision` */
     /*
      * [rank] where this rank writes for that one: the segment of a rank of this node, the outgoing segment of a remote
-     * rank; NULL: it is absent. Written while no kernel runs. Here and not in the arguments of kernels, which a
-     * captured graph keeps when the members change.
+     * rank; NULL: it is absent. Written as cuda_signals.peer, and here for its reason.
      */
     struct cuda_ll_segment *peer_table[CUDA_LL_MAX_RANKS];
 };

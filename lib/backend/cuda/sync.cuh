@@ -59,7 +59,7 @@ __device__ inline uint64_t operation_publish(const cuda_waits &waits, const cuda
         return number;
     first = signals_of(waits, (int)threadIdx.x / pairs);
     plan = plan_number(desc, counts);
-    /* Orders the words after the writes of earlier kernels. This thread has no stores of its own in flight yet. */
+    /* Orders the words after the writes of earlier kernels. */
     __threadfence_system();
     for (int i = (int)threadIdx.x; i < waits.nranks * pairs; i += (int)blockDim.x) {
         cuda_signals *peer = i == (int)threadIdx.x ? first : signals_of(waits, i / pairs);
