@@ -65,7 +65,7 @@ extern "C" {
  * copy and reduction epilogues on all SMs beside num_sms; rows move on fewer SMs than `sms` where that leaves too few.
  * The sums of EP_COMBINE_ROUND_PARTIAL are made on all SMs that the rows leave free while these move. With
  * EP_COMM_STRICT_SMS both are made on these `sms` (such sums on two where it is one): three fifths of them copy, and an
- * operation on ordinary memory takes about twice as long with 12 SMs (bench/README.md).
+ * operation on ordinary memory takes about twice as long with 12 SMs (docs/decisions.md).
  */
 EP_API ep_status ep_cuda_set_sms(ep_comm *comm, int sms);
 

@@ -90,7 +90,7 @@ static ep_status check_comm(const ep_comm *comm, const char *call)
 
 /*
  * As many as fill the links: one for each 30 GB/s. On H200 a multiprocessor moves 37 GB/s to peers while only a few are
- * used, and 16 fill the links, nominally 478 GB/s (bench/README.md).
+ * used, and 16 fill the links, nominally 478 GB/s (docs/decisions.md).
  */
 static int find_default_sms(const struct cuda_comm *cuda)
 {

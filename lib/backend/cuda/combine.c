@@ -2,7 +2,7 @@
 #include "backend/cuda/plan.h"
 
 /*
- * Measured on H200 (bench/README.md): adding takes most of a multiprocessor, and more warps with two stages do it
+ * Measured on H200 (docs/decisions.md): adding takes most of a multiprocessor, and more warps with two stages do it
  * faster than fewer with three. Larger slots are slower, too.
  */
 #define WARPS 24
@@ -19,7 +19,7 @@
 
 /*
  * Fewer bytes of other ranks' rows are copied by all SMs before the kernel: measured on two H200, copying beside the
- * rows costs a combine 15 to 20 us whatever its size; the copy of 15 MB takes 11, that of 29 MB 20 (bench/README.md).
+ * rows costs a combine 15 to 20 us whatever its size; the copy of 15 MB takes 11, that of 29 MB 20 (docs/decisions.md).
  */
 #define OVERLAP_BYTES ((size_t)24 << 20)
 

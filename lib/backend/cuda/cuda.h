@@ -447,7 +447,7 @@ ep_status cuda_barrier(ep_comm *comm);
 /*
  * Called before a dispatch or combine is launched, once this rank's own staging is allocated. No kernel may be launched
  * that waits for a mapping which its own process has still to make: any driver call may wait for that kernel, and so
- * delay the mapping (bench/README.md).
+ * delay the mapping (docs/decisions.md).
  *
  * If a peer's rows (of row_bytes[]; 0: not in staging) may need more staging than is mapped here, waits until the peer
  * has it or has reached the same call, and maps what it has allocated. This is the only place where hosts wait for each

@@ -30,7 +30,7 @@ template <typename... Kernels> cudaError_t load_kernels(Kernels... kernels)
 
 /*
  * Programmatic dependent launch: while the previous kernel of the stream ends, the blocks of the next one already
- * start, which takes 1.2 us off each launch (bench/README.md). Captures have it since CUDA 12.3.
+ * start, which takes 1.2 us off each launch (docs/decisions.md). Captures have it since CUDA 12.3.
  */
 inline bool may_start_early()
 {
@@ -197,9 +197,9 @@ __device__ __forceinline__ uint32_t claim_tile(const cuda_waits &waits)
 
 /*
  * Shall this thread read the host's words? If every waiting warp reads them, however rarely, the driver is slowed down
- * when it works for another process on this GPU (bench/README.md). So one thread of this rank reads them, and publishes
- * them to the others in device memory. It holds a lease, which it renews with each poll: it need not release it, and
- * when it no longer waits another thread acquires it. `lease`: of this thread, 0 at first.
+ * when it works for another process on this GPU (docs/decisions.md). So one thread of this rank reads them, and
+ * publishes them to the others in device memory. It holds a lease, which it renews with each poll: it need not release
+ * it, and when it no longer waits another thread acquires it. `lease`: of this thread, 0 at first.
  */
 __device__ __forceinline__ bool acquire_lease(uint32_t *until, uint32_t &lease, uint64_t now)
 {

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-/* Stages are reduced before warps: more warps hide the stores of a row's metadata (bench/README.md). */
+/* Stages are reduced before warps: more warps hide the stores of a row's metadata (docs/decisions.md). */
 static const struct cuda_shape max_shape = {.warps = 8, .stages = 3};
 /*
  * With fewer bytes of other ranks' rows the copy is made in stream order. An estimate: the launch of such a copy takes

@@ -6,7 +6,7 @@
  * The kernels are compiled twice, by ll_*.cu for groups on one node and by ll_*_nodes.cu, which defines LL_NODES as
  * true, for groups of several nodes. The former have up to CUDA_MAX_RANKS ranks, copy the table of segment addresses to
  * shared memory and keep the mask of a call in a register. Without the code for remote ranks they are a quarter
- * shorter, and a dispatch takes 1 us less (bench/README.md). The latter have up to CUDA_LL_MAX_RANKS ranks, read the
+ * shorter, and a dispatch takes 1 us less (docs/decisions.md). The latter have up to CUDA_LL_MAX_RANKS ranks, read the
  * addresses from device memory and keep the mask in shared memory. Only their block 0 waits for the ranks, because the
  * words of most of them are in host memory.
  */
@@ -181,7 +181,7 @@ __device__ __forceinline__ void ll_watch_events(const cuda_ll &ll, uint32_t publ
  * Polls a word in host memory for the condition `condition`. One of all waiting threads of this rank polls the proxy's
  * event count in host memory and copies it to device memory. The others poll that copy, and evaluate `condition` when
  * it has changed. If every warp read host memory, the driver would be slowed down for other processes on the same GPU
- * (bench/README.md). The polling thread holds a lease, which expires if it stops without a release.
+ * (docs/decisions.md). The polling thread holds a lease, which expires if it stops without a release.
  */
 template <typename Condition> struct after_event {
     Condition condition;

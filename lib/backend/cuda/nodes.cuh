@@ -94,7 +94,7 @@ __device__ __forceinline__ void complete_net(const cuda_waits &waits, const net_
  * Has a word of the proxy, in host memory, reached that number? One of all waiting threads of the grid polls the
  * proxy's event count in host memory and copies it to device memory. The others poll that copy, and read their word
  * when it has changed. If every warp read host memory, the driver would be slowed down for other processes on the same
- * GPU (bench/README.md).
+ * GPU (docs/decisions.md).
  */
 struct proxy_word_reached {
     const uint64_t *word, *events;

@@ -28,7 +28,7 @@ static void unmap(const struct cuda_peer *peer, struct cuda_mapping *mapping)
 
 /*
  * Publishes a mapping to the kernels. First in the table in host memory, which a waiting kernel sees at once: a queued
- * copy may have to wait for that kernel, for example while a module is loaded (bench/README.md). The table in device
+ * copy may have to wait for that kernel, for example while a module is loaded (docs/decisions.md). The table in device
  * memory, which is faster to read, is updated by a copy in the internal stream.
  */
 static ep_status publish_mapping(struct cuda_comm *cuda, int rank, int slot, const struct cuda_mapping *mapping)

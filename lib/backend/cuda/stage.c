@@ -10,7 +10,7 @@
 
 /*
  * Blocks that copy. Half of them would keep up with the links, but what is left after the last rows should take little
- * time: measured on two H200, a dispatch of 117 MB takes 193, 186 and 183 us with 16, 24 and 32 (bench/README.md).
+ * time: measured on two H200, a dispatch of 117 MB takes 193, 186 and 183 us with 16, 24 and 32 (docs/decisions.md).
  */
 #define COPY_BLOCKS 24
 

@@ -237,8 +237,8 @@ __device__ __forceinline__ bool assume_buffers(const cuda_waits &waits, const cu
 /*
  * Waits for a rank's descriptor, and finds where this rank's rows begin there. In a loop of layers ranks name the same
  * buffers again and again, so everything that depends on these is read before the descriptor arrives: reading the table
- * of mappings afterwards takes 2 to 3 us, mostly to fetch instructions (bench/README.md). By one thread; false: end the
- * kernel.
+ * of mappings afterwards takes 2 to 3 us, mostly to fetch instructions (docs/decisions.md). By one thread; false: end
+ * the kernel.
  */
 __device__ __forceinline__ bool receive_desc(const cuda_waits &waits, const cuda_op_desc &desc, const rank_rows &rows,
                                              uint64_t number, int rank, bool first, cuda_target &ret_target,
