@@ -193,7 +193,7 @@ closed() { kubectl get node "$1" -o jsonpath='{.spec.unschedulable} {.metadata.a
     agent n1
     echo waiting >"$SHARED/phase"
     within 600 granted
-    kill -KILL -- "-$AGENT"
+    pkill -KILL -s "$AGENT" # the agent is in a group of its own
     wait "$AGENT" || AGENT=
     [ "$(closed n1)" = "true true" ]
     run -0 bash -euo pipefail -c "$(page_commands '7. Clean up' | sed -n '/^kubectl get leases/,/^helm uninstall prerequisites/{/^helm/!p}')"
