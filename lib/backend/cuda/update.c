@@ -58,7 +58,10 @@ struct cuda_op_desc cuda_update_desc(const ep_plan *plan, int number)
                   [CUDA_DESC_PLAN_ALIGNMENT] = (uint32_t)args->expert_alignment}};
 }
 
-/* Queues the kernels. The routing is in memory that the device can access. `number`: of a new or renewed plan, or 0. */
+/*
+ * Queues the kernels. The routing is in memory that the device can access. `number`: of a plan that is new, renewed or
+ * of a capture; else 0.
+ */
 static ep_status update(struct cuda_call *call, ep_plan *plan, const ep_plan_update_args *routing, int number,
                         struct cuda_host_block *info)
 {
@@ -312,7 +315,10 @@ ep_status cuda_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_st
 {
     struct cuda_comm *cuda = cuda_of(plan->comm);
     struct cuda_plan *device = cuda_plan_of(plan);
-    int renewed = plan->generation == plan->comm->generation ? 0 : cuda->group.plans + 1;
+    struct ep_group_plan *inner = ep_group_plan_of(plan);
+    bool renews = plan->generation != plan->comm->generation;
+    /* The counts of a plan that was made in a capture have no number before its graph runs. */
+    int number = renews ? cuda->group.plans + 1 : inner->number < 0 ? inner->number : 0;
     struct cuda_call call;
     ep_status status;
 
@@ -323,8 +329,9 @@ ep_status cuda_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_st
                        device->max_tokens);
     EP_TRY(cuda_call_begin(cuda, stream, true, &call));
     remove_pending(cuda, device);
-    status = update(&call, plan, args, renewed, NULL);
-    cuda->group.plans += status == EP_OK && renewed;
+    status = update(&call, plan, args, number, NULL);
+    if (status == EP_OK && renews)
+        cuda->group.plans = inner->number = number;
     return cuda_call_end(&call, status);
 }
 
