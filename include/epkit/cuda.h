@@ -20,7 +20,8 @@
  *     with other calls. The caller orders launches and calls in other streams: the order must be the same on all ranks.
  *   - Plans are created before the capture, except that a plan of fixed capacity may be created in it, from topk_idx in
  *     device memory. Such a plan reports no counts to the host. It may be freed in the capture after its last use; its
- *     memory is then reused by plans of later captures.
+ *     memory is then reused by plans of later captures. Once ep_plan_update() outside of captures has renewed it for
+ *     other members (ep_comm_regroup), its graph is not launched again.
  *   - Any device memory may be used. Memory and other plans that a graph uses must not be freed before the graph.
  *   - An operation, captured or not, uses the latest update of its plan that has run. It is for as many tokens as the
  *     plan had when it was called (ep_plan_get_tokens): n_tokens of the last update that was called before it. Calls
