@@ -59,11 +59,11 @@ unless_sanitized() {
 
 @test "advice fits how a machine boots, where it runs, and what one paste mends" {
     cd "$BATS_TEST_TMPDIR" || return 1
-    local name names=(dgx-h200-deepep/pxe-iommu dgx-h200-deepep/nfs-root dgx-h200-deepep/systemd-boot gke-a3-ultra-cos-pod/lost-gpus \
-        docker-host-network/lost-gpus dgx-b200/three-interfaces dgx-b200/nccl-conf-home \
-        dgx-b200/nixl-over-nixl dgx-b200/flashinfer-cubin dgx-b200/ucx-tcp gb200/ucx-no-ipc aws-p5/plugin-path \
-        aws-p5/no-fabric-manager workstation-4090/nova docker-two-gpus/uvm-number slurm-one-gpu-a-task/eight-tasks \
-        cloud-vm-one-gpu/fabric gb200/unprivileged docker-two-gpus/numbers-of-node gcp-a3-mega/one-too-high \
+    local name names=(dgx-h200-deepep/pxe-iommu dgx-h200-deepep/nfs-root dgx-h200-deepep/systemd-boot gke-a3-ultra-cos-pod/lost-gpus
+        docker-host-network/lost-gpus dgx-b200/three-interfaces dgx-b200/nccl-conf-home
+        dgx-b200/nixl-over-nixl dgx-b200/flashinfer-cubin dgx-b200/ucx-tcp gb200/ucx-no-ipc aws-p5/plugin-path
+        aws-p5/no-fabric-manager workstation-4090/nova docker-two-gpus/uvm-number slurm-one-gpu-a-task/eight-tasks
+        cloud-vm-one-gpu/fabric gb200/unprivileged docker-two-gpus/numbers-of-node gcp-a3-mega/one-too-high
         dgx-b200/nccl-of-both l40s-nps4/fell-off hgx-h100-broadcom/deepep-v2)
     trees "${names[@]}"
     for name in "${names[@]}"; do

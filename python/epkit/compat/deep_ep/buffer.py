@@ -291,8 +291,7 @@ class Buffer(LowLatencyCalls):
         sms = Buffer.num_sms if config is None else config.num_sms
         if not Buffer._num_sms_set and sms == Buffer.num_sms:
             sms = 0
-        if sms != self._comm._sms:
-            self._comm.set_num_sms(sms)
+        self._comm._use_num_sms(sms)
 
     @staticmethod
     def capture() -> EventOverlap:
@@ -358,8 +357,7 @@ class Buffer(LowLatencyCalls):
         if not isinstance(plan, epkit.Plan):
             raise TypeError(f"{call}: handle is a {type(handle).__name__}, must be what Buffer.dispatch() returned, or a tuple "
                             "of its tensors, not of copies")
-        if plan.comm is not self._comm:
-            _check_group(plan, self._comm, call)
+        _check_group(plan, self._comm, call)
         return plan
 
     def _new_plan(self, order: Order, topk_idx: Optional[torch.Tensor], is_token_in_rank: Optional[torch.Tensor],

@@ -87,9 +87,9 @@ class EPHandle(OfThisProcess):
         return self.__copy__()
 
     def _expanded(self, x: torch.Tensor, order: Order) -> torch.Tensor:
-        """x with the rows of the plan, which is expanded. It has a row for each received token where a program has reduced the expanded rows; then
-        recv_src_metadata[:, 2:] has its rows. Each becomes the row of one of the token's last choices, the other rows are 0, so
-        that the ranks need not agree on it. In torch's current stream; the host does not wait."""
+        """x with the rows of the plan, which is expanded. It has a row for each received token where a program has reduced the
+        expanded rows; then recv_src_metadata[:, 2:] has its rows. Each becomes the row of one of the token's last choices, the
+        other rows are 0, so that the ranks need not agree on it. In torch's current stream; the host does not wait."""
         metadata = self.__dict__.get("recv_src_metadata")
         if not self.do_expand or not isinstance(metadata, torch.Tensor) or not isinstance(x, torch.Tensor):
             return x
@@ -329,8 +329,7 @@ class ElasticBuffer(OfThisProcess):
         if not isinstance(handle, EPHandle):
             raise TypeError(f"{call}: handle is a {type(handle).__name__}, must be what {type(self).__name__}.dispatch() "
                             "returned")
-        if handle.plan.comm is not self._comm:
-            _check_group(handle.plan, self._comm, call)
+        _check_group(handle.plan, self._comm, call)
         return handle.plan
 
     def _new_handle(self, order: Order, topk_idx: torch.Tensor, num_experts: Optional[int], most: int, alignment: int,
