@@ -9,11 +9,9 @@
 #include "backend/cuda/exchange.cuh"
 #include "backend/cuda/lowlatency.h"
 
-#define BLOCK 1024 /* tokens of a block: few batches of tokens need a second one */
-#define WARPS (BLOCK / WARP)
-#define GROUPS (BLOCK / CUDA_COUNT_TOKENS)
+#define MOST 1024 /* threads of a block, each with a token */
 #define GROUP_WARPS (CUDA_COUNT_TOKENS / WARP)
-static_assert(WARPS == WARP && CUDA_MAX_RANKS <= WARPS, "a lane for each warp, and a warp for each rank");
+static_assert(MOST / WARP <= WARP && MOST % CUDA_COUNT_TOKENS == 0, "a lane for each warp, and whole groups of tokens");
 
 namespace
 {
@@ -75,9 +73,10 @@ __device__ int sum_lanes(int n)
  */
 __device__ void number_rows(const cuda_update &u, int token, uint32_t ranks, const uint8_t *last)
 {
-    __shared__ int32_t rows[CUDA_MAX_RANKS][WARPS]; /* of each warp, then those before it */
+    __shared__ int32_t rows[CUDA_MAX_RANKS][MOST / WARP]; /* of each warp, then those before it */
     const cuda_count &c = u.count;
-    int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP, n = 0;
+    int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP, n = 0, warps = (int)blockDim.x / WARP;
+    int group = ((int)blockIdx.x * warps + lane) / GROUP_WARPS;
 
     for (int rank = 0; rank < c.nranks; rank++) {
         uint32_t votes = __ballot_sync(ALL_LANES, ranks >> rank & 1);
@@ -86,13 +85,14 @@ __device__ void number_rows(const cuda_update &u, int token, uint32_t ranks, con
             rows[rank][warp] = __popc(votes);
     }
     __syncthreads();
-    if (warp < c.nranks) { /* a warp for each rank, a lane for each warp */
-        int own = rows[warp][lane], sum = sum_lanes(own), group = (int)blockIdx.x * GROUPS + lane / GROUP_WARPS;
+    for (int rank = warp; rank < c.nranks; rank += warps) { /* a lane for each warp */
+        int own = lane < warps ? rows[rank][lane] : 0, sum = sum_lanes(own);
         int begin = __shfl_sync(ALL_LANES, sum - own, lane / GROUP_WARPS * GROUP_WARPS);
 
-        rows[warp][lane] = sum - own;
-        if (lane % GROUP_WARPS == GROUP_WARPS - 1 && group < u.blocks)
-            c.block_rows[group * c.nranks + warp] = sum - begin;
+        if (lane < warps)
+            rows[rank][lane] = sum - own;
+        if (lane < warps && lane % GROUP_WARPS == GROUP_WARPS - 1 && group < u.blocks)
+            c.block_rows[group * c.nranks + rank] = sum - begin;
     }
     __syncthreads();
     for (int rank = 0; rank < c.nranks; rank++) {
@@ -127,10 +127,10 @@ __device__ int sum_groups(const cuda_update &u, int rank)
 __device__ void write_totals(const cuda_update &u)
 {
     const cuda_count &c = u.count;
-    int rank = (int)threadIdx.x / WARP, n_local = c.n_experts / c.nranks;
+    int n_local = c.n_experts / c.nranks, threads = (int)blockDim.x;
     uint32_t missing = __ldg(c.absent);
 
-    if (rank < c.nranks) {
+    for (int rank = (int)threadIdx.x / WARP; rank < c.nranks; rank += threads / WARP) {
         int total = sum_groups(u, rank);
 
         if (threadIdx.x % WARP == 0)
@@ -139,7 +139,7 @@ __device__ void write_totals(const cuda_update &u)
             !counts_are_possible(c.mask_experts + rank * n_local, n_local, total, c.distinct))
             note_found(c, true, 0);
     }
-    for (int expert = (int)threadIdx.x; expert < c.n_experts; expert += BLOCK) {
+    for (int expert = (int)threadIdx.x; expert < c.n_experts; expert += threads) {
         const int32_t *counts = c.mask_experts ? c.mask_experts : c.per_expert;
 
         c.totals[c.nranks + expert] = is_absent(missing, expert / n_local) ? 0 : __ldcg(&counts[expert]);
@@ -149,23 +149,23 @@ __device__ void write_totals(const cuda_update &u)
     move_found(c);
 }
 
-__global__ void __launch_bounds__(BLOCK, 1) count_kernel(const __grid_constant__ cuda_update u)
+__global__ void __launch_bounds__(MOST, 1) count_kernel(const __grid_constant__ cuda_update u)
 {
     await_stream();
     __shared__ exchange x;
     const cuda_count &c = u.count;
-    int token = (int)(blockIdx.x * BLOCK + threadIdx.x);
+    int token = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     uint8_t last[CUDA_MAX_RANKS];
     uint32_t ranks = 0;
 
-    for (int expert = (int)threadIdx.x; expert < c.n_experts; expert += BLOCK)
+    for (int expert = (int)threadIdx.x; expert < c.n_experts; expert += (int)blockDim.x)
         x.total[expert] = 0;
     __syncthreads();
     if (token < c.n_tokens)
         ranks = c.mask ? ranks_of_mask(c, token, last) : count_token(c, token, x.total, last);
     number_rows(u, token, ranks, last);
     __syncthreads();
-    for (int expert = (int)threadIdx.x; expert < c.n_experts; expert += BLOCK)
+    for (int expert = (int)threadIdx.x; expert < c.n_experts; expert += (int)blockDim.x)
         if (x.total[expert])
             atomicAdd(&c.per_expert[expert], x.total[expert]);
     if (!is_last_block(c.blocks_done))
@@ -174,15 +174,15 @@ __global__ void __launch_bounds__(BLOCK, 1) count_kernel(const __grid_constant__
     exchange_counts(u, x);
 }
 
-__global__ void __launch_bounds__(BLOCK) add_blocks_kernel(const __grid_constant__ cuda_count c)
+__global__ void __launch_bounds__(CUDA_COUNT_TOKENS) add_blocks_kernel(const __grid_constant__ cuda_count c)
 {
     await_stream();
-    int token = (int)((blockIdx.x + 1) * BLOCK + threadIdx.x);
+    int block = (int)blockIdx.x + 1, token = block * CUDA_COUNT_TOKENS + (int)threadIdx.x;
 
     for (int i = 0; token < c.n_tokens && i < c.count[token]; i++) {
         cuda_entry *entry = &c.entry[(size_t)token * c.width + i];
 
-        entry->row += c.block_rows[token / BLOCK * GROUPS * c.nranks + entry->local];
+        entry->row += c.block_rows[block * c.nranks + entry->local];
     }
 }
 
@@ -347,12 +347,13 @@ cudaError_t cuda_launch_order(const struct cuda_order *order, cudaStream_t strea
 
 cudaError_t cuda_launch_count(const struct cuda_update *update, cudaStream_t stream)
 {
-    unsigned blocks = (unsigned)(update->count.n_tokens + BLOCK - 1) / BLOCK;
-    cudaError_t error = launch(count_kernel, blocks ? blocks : 1, BLOCK, 0, stream, *update);
+    /* One block needs no kernel after it, but its loads and stores are those of one multiprocessor. */
+    unsigned groups = (unsigned)update->blocks, blocks = groups * CUDA_COUNT_TOKENS > MOST ? groups : 1;
+    cudaError_t error = launch(count_kernel, blocks, groups / blocks * CUDA_COUNT_TOKENS, 0, stream, *update);
 
     if (error != cudaSuccess || blocks < 2)
         return error;
-    return launch(add_blocks_kernel, blocks - 1, BLOCK, 0, stream, update->count);
+    return launch(add_blocks_kernel, blocks - 1, CUDA_COUNT_TOKENS, 0, stream, update->count);
 }
 
 cudaError_t cuda_launch_layout(const struct cuda_layout *layout, cudaStream_t stream)
