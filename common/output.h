@@ -7,9 +7,9 @@
 #ifndef EP_COMMON_OUTPUT_H
 #define EP_COMMON_OUTPUT_H
 
+#include "json.h"
 #include "text.h"
 
-#include <jansson.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <time.h>

@@ -252,9 +252,8 @@ bool identifier_at(const char *text, size_t bytes, size_t at, bool has_versions,
 static bool is_kept(const json_t *kept, const char *name)
 {
     const json_t *entry;
-    size_t i;
 
-    json_array_foreach (kept, i, entry)
+    FOR_JSON (entry, kept)
         if (json_is_string(entry) && strcmp(json_string_value(entry), name) == 0)
             return true;
     return false;
@@ -377,9 +376,9 @@ static void redact_in(json_t *value, const char *name, const json_t *kept);
 static void redact_array(json_t *array, const json_t *kept)
 {
     json_t *words = json_copy(array), *member; /* as they were */
-    size_t i, program = SIZE_MAX;
+    size_t program = SIZE_MAX;
 
-    json_array_foreach (words, i, member) {
+    for (size_t i = 0; (member = json_array_get(words, i)); i++) {
         char *text;
 
         if (!json_is_string(member)) {

@@ -10,7 +10,8 @@
 #ifndef EP_COMMON_REDACT_H
 #define EP_COMMON_REDACT_H
 
-#include <jansson.h>
+#include "json.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>

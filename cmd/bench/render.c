@@ -82,9 +82,8 @@ static json_t *flat_rows(const json_t *rows, const char *key, const char *device
 {
     json_t *flat = json_array();
     const json_t *row;
-    size_t i;
 
-    json_array_foreach (rows, i, row) {
+    FOR_JSON (row, rows) {
         if (!key || json_is_object(json_object_get(row, key)) || json_is_number(json_object_get(row, key)))
             json_array_append_new(flat, flatten(row, device));
     }
@@ -127,9 +126,8 @@ static bool larger(const json_t *row, const json_t *other)
 const json_t *bench_largest(const json_t *rows, const char *op)
 {
     const json_t *best = NULL, *row;
-    size_t i;
 
-    json_array_foreach (rows, i, row) {
+    FOR_JSON (row, rows) {
         if ((!op || is_op(row, op)) && (!best || larger(row, best)))
             best = row;
     }
@@ -182,9 +180,8 @@ static double layer_time(const json_t *rows, const char *memory, const char *rou
 {
     const json_t *best = NULL, *row;
     const char *in, *of, *layout;
-    size_t i;
 
-    json_array_foreach (rows, i, row)
+    FOR_JSON (row, rows)
         if (is_op(row, "layer") &&
             json_unpack((json_t *)row, "{s:s, s:s, s:s}", "memory", &in, "routing", &of, "layout", &layout) == 0 &&
             strcmp(in, memory) == 0 && strcmp(of, routing) == 0 && strcmp(layout, "rank") == 0 &&

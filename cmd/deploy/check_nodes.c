@@ -12,9 +12,8 @@
 void check_count_gpus(struct check *check)
 {
     const json_t *pod;
-    size_t i;
 
-    json_array_foreach (get_items(check->snapshot, "pods"), i, pod) {
+    FOR_JSON (pod, get_items(check->snapshot, "pods")) {
         const char *node = get_text(pod, "spec/nodeName");
         long long used = json_integer_value(json_object_get(check->gpus_used, node));
 
@@ -35,9 +34,8 @@ static bool labels_fit(const json_t *node, const json_t *spec)
     const json_t *terms =
         get(spec, "affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms");
     bool has_term = json_array_size(terms) == 0;
-    size_t i;
 
-    json_array_foreach (terms, i, term)
+    FOR_JSON (term, terms)
         has_term |= get_selected(labels, term);
     return has_term && get_labels_match(labels, get(spec, "nodeSelector"));
 }
@@ -58,9 +56,8 @@ static void check_set(struct check *check, const struct deploy_set *set)
     long long left = set->count, each = get_pod_gpus(set->spec);
     int n = 0, closed = 0, labels = 0, full = 0;
     const json_t *node;
-    size_t i;
 
-    json_array_foreach (get_items(check->snapshot, "nodes"), i, node) {
+    FOR_JSON (node, get_items(check->snapshot, "nodes")) {
         long long room = check_node_room(check, node, set, NULL), taken = room < left ? room : left;
         long long used = json_integer_value(json_object_get(check->gpus_used, get_name(node)));
 
@@ -108,9 +105,8 @@ static int count_nodes(const struct check *check, const char *label, const char 
 {
     const json_t *node;
     int count = 0;
-    size_t i;
 
-    json_array_foreach (get_items(check->snapshot, "nodes"), i, node) {
+    FOR_JSON (node, get_items(check->snapshot, "nodes")) {
         count += is_gpu_node(node) && (!values || text_is_any(get_label(node, label), values));
     }
     return count;
@@ -119,10 +115,9 @@ static int count_nodes(const struct check *check, const char *label, const char 
 static bool uses_buckets(const struct deploy_job *job)
 {
     const json_t *volume;
-    size_t i;
 
     for (int s = 0; s < job->n_sets; s++)
-        json_array_foreach (get(job->sets[s].spec, "volumes"), i, volume) {
+        FOR_JSON (volume, get(job->sets[s].spec, "volumes")) {
             if (text_begins(get_text(volume, "csi/driver"), "gcsfuse"))
                 return true;
         }
@@ -171,9 +166,8 @@ static void check_driver(struct check *check, int n_nodes)
 static void check_metrics(struct check *check)
 {
     const json_t *set;
-    size_t i;
 
-    json_array_foreach (get_items(check->snapshot, "daemonsets"), i, set) {
+    FOR_JSON (set, get_items(check->snapshot, "daemonsets")) {
         if (strstr(get_name(set), "dcgm"))
             return;
     }
@@ -222,9 +216,8 @@ static struct pool count_pool(const struct check *check)
 {
     struct pool pool = {.n_rdma = RDMA_NICS};
     const json_t *node;
-    size_t i;
 
-    json_array_foreach (get_items(check->snapshot, "nodes"), i, node) {
+    FOR_JSON (node, get_items(check->snapshot, "nodes")) {
         if (!is_gpu_node(node))
             continue;
         pool.n++;
@@ -335,9 +328,9 @@ static const char *base_name(const char *url)
 static void check_rdma_vpc(struct check *check, int n_rdma)
 {
     const json_t *networks = get(check->snapshot, "gke/networks"), *network, *best = NULL;
-    size_t i, n, most = 0;
+    size_t n, most = 0;
 
-    json_array_foreach (networks, i, network) {
+    FOR_JSON (network, networks) {
         n = json_array_size(get(network, "subnetworks"));
         if (!strstr(base_name(get_text(network, "networkProfile")), "-vpc-roce") || (best && n <= most))
             continue;
@@ -370,14 +363,13 @@ static void check_gke(struct check *check, int n_rdma)
 {
     const json_t *cluster = get(check->snapshot, "gke/cluster"), *pool;
     bool has_pool = false;
-    size_t i;
 
     if (cluster && !get_is(cluster, "networkConfig/datapathProvider", "ADVANCED_DATAPATH"))
         check_add(check, CHECK_ERROR, "dataplane", "GKE", get_text(cluster, "name"),
                   json_string("the cluster does not use Dataplane V2"),
                   json_string("networks of pods and DRANET need it, and a cluster gets it only when it is made"),
                   json_string("make the cluster with --enable-dataplane-v2: " GUIDE ", step 1"));
-    json_array_foreach (get(cluster, "nodePools"), i, pool) {
+    FOR_JSON (pool, get(cluster, "nodePools")) {
         if (json_array_size(get(pool, "config/accelerators")) == 0)
             continue;
         has_pool = true;

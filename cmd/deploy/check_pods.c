@@ -110,7 +110,6 @@ static void look_up_all(struct check *check, const struct lookup *lookup, const 
     const char *list = strstr(path, "[]/"), *end = list ? list : strrchr(path, '/');
     const json_t *entry;
     char head[64];
-    size_t i;
 
     snprintf(head, sizeof(head), "%.*s", end ? (int)(end - path) : 0, path);
     if (!list) {
@@ -118,7 +117,7 @@ static void look_up_all(struct check *check, const struct lookup *lookup, const 
             look_up(check, lookup->missing, get_text(from, path), lookup->why);
         return;
     }
-    json_array_foreach (get(from, head), i, entry)
+    FOR_JSON (entry, get(from, head))
         look_up_all(check, lookup, entry, list + strlen("[]/"));
 }
 
@@ -136,11 +135,11 @@ static void check_image(struct check *check, const char *image)
 {
     static const char *const lists[] = {"status/initContainerStatuses", "status/containerStatuses"};
     const json_t *pod, *state;
-    size_t i, s, n = repository_of(image);
+    size_t n = repository_of(image);
 
-    json_array_foreach (get_items(check->snapshot, "pods"), i, pod) {
+    FOR_JSON (pod, get_items(check->snapshot, "pods")) {
         for (size_t l = 0; l < COUNT(lists); l++)
-            json_array_foreach (get(pod, lists[l]), s, state) {
+            FOR_JSON (state, get(pod, lists[l])) {
                 const char *reason = get_text(state, "state/waiting/reason"), *other = get_text(state, "image");
 
                 if (!text_is_any(reason, TEXTS("ImagePullBackOff", "ErrImagePull")) || repository_of(other) != n ||
@@ -196,7 +195,6 @@ static void check_networks(struct check *check, const struct deploy_set *set)
     const char *list = get_string(json_object_get(annotations, INTERFACES));
     json_error_t error = {.line = 0};
     json_t *interfaces = json_loads(list, 0, &error);
-    size_t i;
 
     if (!*list)
         return;
@@ -206,7 +204,7 @@ static void check_networks(struct check *check, const struct deploy_set *set)
                   json_string("the pods start with one interface: nothing reads " INTERFACES),
                   json_string("the cluster has no multi-networking, so pods get no NICs for RDMA"),
                   json_string("create the cluster with --enable-multi-networking, or set network.mode=host"));
-    json_array_foreach (interfaces, i, entry)
+    FOR_JSON (entry, interfaces)
         look_up(check, &missing_network, get_text(entry, "network"), "an interface in the pod's annotation is of it");
     json_decref(interfaces);
 }
@@ -218,16 +216,15 @@ static bool lets_in(const json_t *rule, const json_t *labels, const json_t *spac
 {
     const json_t *from = get(rule, "from"), *ports = get(rule, "ports"), *entry;
     bool peer = json_array_size(from) == 0, open = json_array_size(ports) == 0;
-    size_t i;
 
-    json_array_foreach (from, i, entry) {
+    FOR_JSON (entry, from) {
         const json_t *pods = get(entry, "podSelector"), *spaces = get(entry, "namespaceSelector");
 
         /* An IP block may include the addresses of the pods: assume that it does. */
         peer |= get(entry, "ipBlock") != NULL || ((pods || spaces) && (!pods || get_selected(labels, pods)) &&
                                                   (!spaces || get_selected(space_labels, spaces)));
     }
-    json_array_foreach (ports, i, entry) {
+    FOR_JSON (entry, ports) {
         const json_t *number = get(entry, "port");
         long long first = get_number(entry, "port", 0);
 
@@ -255,15 +252,13 @@ static void check_policies(struct check *check, const struct deploy_set *set)
     const json_t *labels = get(set->metadata, "labels"), *policy, *rule;
     const json_t *space_labels = get(get_item(check->snapshot, "namespaces", space, space), "metadata/labels");
     long long port = *text ? atoll(text) : 222;
-    size_t i, r;
-
     if (json_is_true(get(set->spec, "hostNetwork")) || set->count < 2)
         return;
-    json_array_foreach (get_items(check->snapshot, "networkpolicies"), i, policy) {
+    FOR_JSON (policy, get_items(check->snapshot, "networkpolicies")) {
         if (!get_selected(labels, get(policy, "spec/podSelector")) || !is_ingress(policy))
             continue;
         closed = get_name(policy);
-        json_array_foreach (get(policy, "spec/ingress"), r, rule) {
+        FOR_JSON (rule, get(policy, "spec/ingress")) {
             if (lets_in(rule, labels, space_labels, port))
                 return;
         }
@@ -278,10 +273,10 @@ static void check_policies(struct check *check, const struct deploy_set *set)
 void check_pods(struct check *check)
 {
     const json_t *entry;
-    size_t i, n;
+    size_t n;
 
     look_up(check, &missing_space, check->job->space, "nothing can be created in a namespace that does not exist");
-    json_array_foreach (check->job->documents, i, entry)
+    FOR_JSON (entry, check->job->documents)
         for (n = 0; n < COUNT(document_lookups); n++)
             look_up_all(check, &document_lookups[n], entry, document_lookups[n].path);
     for (int s = 0; s < check->job->n_sets; s++) {
@@ -289,9 +284,9 @@ void check_pods(struct check *check)
 
         for (n = 0; n < COUNT(pod_lookups); n++)
             look_up_all(check, &pod_lookups[n], set->spec, pod_lookups[n].path);
-        json_array_foreach (get(set->spec, "initContainers"), i, entry)
+        FOR_JSON (entry, get(set->spec, "initContainers"))
             check_image(check, get_text(entry, "image"));
-        json_array_foreach (get(set->spec, "containers"), i, entry)
+        FOR_JSON (entry, get(set->spec, "containers"))
             check_image(check, get_text(entry, "image"));
         check_networks(check, set);
         check_policies(check, set);

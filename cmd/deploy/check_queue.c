@@ -116,17 +116,16 @@ static void count_room(struct assign *assign, const json_t *flavor, const json_t
 {
     json_t *domains = json_object();
     const json_t *node, *level;
-    size_t i, n;
 
     *ret_one = *ret_all = 0;
-    json_array_foreach (get_items(assign->check->snapshot, "nodes"), i, node) {
+    FOR_JSON (node, get_items(assign->check->snapshot, "nodes")) {
         long long room = check_node_room(assign->check, node, assign->set, get(flavor, "spec/nodeLabels"));
         char bytes[512];
         struct text name = text_in(bytes, sizeof(bytes));
         bool is_within = true;
 
         room = room < assign->set->count ? room : assign->set->count;
-        json_array_foreach (get(topology, "spec/levels"), n, level) {
+        FOR_JSON (level, get(topology, "spec/levels")) {
             const char *value = get_label(node, get_text(level, "nodeLabel"));
 
             if (is_within)
@@ -187,10 +186,8 @@ static bool flavor_fits(struct assign *assign, const json_t *entry)
 static const json_t *gpu_flavors(const json_t *queue)
 {
     const json_t *group, *covered;
-    size_t i, r;
-
-    json_array_foreach (get(queue, "spec/resourceGroups"), i, group) {
-        json_array_foreach (get(group, "coveredResources"), r, covered) {
+    FOR_JSON (group, get(queue, "spec/resourceGroups")) {
+        FOR_JSON (covered, get(group, "coveredResources")) {
             if (strcmp(get_string(covered), GPU_RESOURCE) == 0)
                 return get(group, "flavors");
         }
@@ -203,10 +200,9 @@ static void add_finding(struct assign *assign)
     char text[2048];
     struct text says = text_in(text, sizeof(text));
     const json_t *reason;
-    size_t i;
 
     text_add(&says, "couldn't assign flavors to pod set %s: ", assign->set->name);
-    json_array_foreach (assign->reasons, i, reason)
+    for (size_t i = 0; (reason = json_array_get(assign->reasons, i)); i++)
         text_add(&says, "%s%s", i ? ", " : "", get_string(reason));
     check_add(assign->check, assign->waits ? CHECK_WARNING : CHECK_ERROR, assign->id, "Kueue", get_name(assign->queue),
               out_text(text), assign->why, assign->fix);
@@ -219,7 +215,6 @@ static void check_assignment(struct check *check, struct deploy_set *set, const 
     const json_t *required = json_object_get(annotations, TOPOLOGY_REQUIRED);
     const json_t *level = required ? required : json_object_get(annotations, TOPOLOGY_PREFERRED);
     char word[SHELL_WORD_BYTES];
-    size_t i;
 
     assign.required = required != NULL;
     assign.level = level || json_object_get(annotations, UNCONSTRAINED) ? get_string(level) : NULL;
@@ -229,7 +224,7 @@ static void check_assignment(struct check *check, struct deploy_set *set, const 
             json_sprintf("the pods request %s, and ClusterQueue %s has no quota of it", GPU_RESOURCE, get_name(queue)),
             json_sprintf("add %s to coveredResources of clusterqueue/%s", GPU_RESOURCE,
                          shell_quote(get_name(queue), word, sizeof(word))));
-    json_array_foreach (flavors, i, entry) {
+    FOR_JSON (entry, flavors) {
         if (flavor_fits(&assign, entry))
             goto done;
     }

@@ -19,8 +19,9 @@
 #ifndef EP_DEPLOY_DEPLOY_H
 #define EP_DEPLOY_DEPLOY_H
 
+#include "common/json.h"
+
 #include <epkit/status.h>
-#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 

@@ -50,9 +50,8 @@ static void print_details(const json_t *findings)
 {
     const json_t *finding;
     char label[64];
-    size_t i;
 
-    json_array_foreach (findings, i, finding) {
+    FOR_JSON (finding, findings) {
         out_line("%s", "");
         snprintf(label, sizeof(label), "%s: ", get_text(finding, "id"));
         print_text(label, get_text(finding, "object"));
@@ -88,7 +87,6 @@ static int print_answer(const struct cmd *cmd, const struct report *report, enum
 {
     json_t *document = out_document(cmd->name), *rows = json_object_get(answer, report->key), *row;
     char text[2048];
-    size_t i;
 
     if (is_json) {
         json_object_set_new(document, "verdict", out_text(verdict));
@@ -102,7 +100,7 @@ static int print_answer(const struct cmd *cmd, const struct report *report, enum
     json_decref(document);
     clean_line(verdict, text, sizeof(text));
     out_verdict(tone, "%s", text);
-    json_array_foreach (rows, i, row) {
+    FOR_JSON (row, rows) {
         if (!get(row, "since"))
             continue;
         format_age(get_text(row, "since"), get_text(snapshot, "time"), text);

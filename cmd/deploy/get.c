@@ -68,9 +68,8 @@ const json_t *get_items(const json_t *snapshot, const char *resource)
 const json_t *get_item(const json_t *snapshot, const char *resource, const char *space, const char *name)
 {
     const json_t *item;
-    size_t i;
 
-    json_array_foreach (get_items(snapshot, resource), i, item) {
+    FOR_JSON (item, get_items(snapshot, resource)) {
         if (strcmp(get_name(item), name) == 0 && (!*get_space(item) || strcmp(get_space(item), space) == 0))
             return item;
     }
@@ -80,9 +79,8 @@ const json_t *get_item(const json_t *snapshot, const char *resource, const char 
 const json_t *get_entry(const json_t *array, const char *key, const char *text)
 {
     const json_t *entry;
-    size_t i;
 
-    json_array_foreach (array, i, entry) {
+    FOR_JSON (entry, array) {
         if (get_is(entry, key, text))
             return entry;
     }
@@ -92,9 +90,9 @@ const json_t *get_entry(const json_t *array, const char *key, const char *text)
 bool get_serves(const json_t *snapshot, const char *group)
 {
     const json_t *groups = get(snapshot, "groups"), *served;
-    size_t i, n = strlen(group);
+    size_t n = strlen(group);
 
-    json_array_foreach (groups, i, served) {
+    FOR_JSON (served, groups) {
         if (strncmp(get_string(served), group, n) == 0 && get_string(served)[n] == '/')
             return true;
     }
@@ -125,9 +123,8 @@ long long get_pod_gpus(const json_t *spec)
 {
     const json_t *container;
     long long sum = 0;
-    size_t i;
 
-    json_array_foreach (get(spec, "containers"), i, container) {
+    FOR_JSON (container, get(spec, "containers")) {
         long long limit = get_gpus(get(container, "resources/limits"));
         long long gpus = limit >= 0 ? limit : get_gpus(get(container, "resources/requests"));
 
@@ -140,9 +137,8 @@ static bool expression_holds(const json_t *labels, const json_t *expression)
 {
     const json_t *label = json_object_get(labels, get_text(expression, "key")), *value;
     bool is_among = false;
-    size_t i;
 
-    json_array_foreach (get(expression, "values"), i, value)
+    FOR_JSON (value, get(expression, "values"))
         is_among |= label && json_equal(value, label);
     if (get_is(expression, "operator", "In"))
         return is_among;
@@ -169,9 +165,8 @@ bool get_labels_match(const json_t *labels, const json_t *wanted)
 bool get_selected(const json_t *labels, const json_t *selector)
 {
     const json_t *expression;
-    size_t i;
 
-    json_array_foreach (get(selector, "matchExpressions"), i, expression) {
+    FOR_JSON (expression, get(selector, "matchExpressions")) {
         if (!expression_holds(labels, expression))
             return false;
     }

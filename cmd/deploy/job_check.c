@@ -32,12 +32,11 @@ json_t *deploy_dry_runs(const struct deploy_job *job)
     const json_t *replicated;
     json_t *dry_runs = json_array(), *document, *labels;
     char name[512];
-    size_t i;
 
-    json_array_foreach (job->documents, i, document)
+    FOR_JSON (document, job->documents)
         add_dry_run(dry_runs, get_text(document, "kind"), get_name(document), false, json_incref(document));
     /* The Jobs that the JobSet controller creates. A Job without labels gets those of its pods. */
-    json_array_foreach (get(job->object, "spec/replicatedJobs"), i, replicated) {
+    FOR_JSON (replicated, get(job->object, "spec/replicatedJobs")) {
         snprintf(name, sizeof(name), "%.120s-%.120s-0", job->name, get_text(replicated, "name"));
         labels = json_deep_copy(get(replicated, "template/metadata/labels")) ?: json_object();
         json_object_set_new(labels, "jobset.sigs.k8s.io/jobset-name", json_string(job->name));
@@ -113,9 +112,8 @@ static const char *fix_for(const char *answer)
 static bool is_known(const struct check *check, const char *says)
 {
     const json_t *finding;
-    size_t i;
 
-    json_array_foreach (check->findings, i, finding) {
+    FOR_JSON (finding, check->findings) {
         const char *known = get_text(finding, "says"), *end = strstr(known, ", requested: ");
         size_t n = end ? (size_t)(end - known) : strlen(known);
 
@@ -130,9 +128,8 @@ static bool is_about_brought(const struct check *check, const char *answer)
 {
     const json_t *document;
     char missing[512];
-    size_t i;
 
-    json_array_foreach (check->job->documents, i, document) {
+    FOR_JSON (document, check->job->documents) {
         bool is_class = get_is(document, "kind", "PriorityClass");
 
         snprintf(missing, sizeof(missing),
@@ -169,9 +166,8 @@ static void check_answers(struct check *check)
 {
     json_t *dry_runs = deploy_dry_runs(check->job), *dry_run;
     bool has_job = true;
-    size_t i;
 
-    json_array_foreach (dry_runs, i, dry_run) {
+    FOR_JSON (dry_run, dry_runs) {
         const char *answer = get_text(get(check->snapshot, "answers"), get_text(dry_run, "digest"));
 
         /* A controller creates nothing for a refused job. */
@@ -247,11 +243,11 @@ bool check_knows(const struct check *check, const char *resource)
 
 static json_t *install_fix(const struct check *check, const char *version, const char *kind)
 {
-    size_t i, n = strcspn(version, "/");
+    size_t n = strcspn(version, "/");
     char word[SHELL_WORD_BYTES];
     const json_t *served;
 
-    json_array_foreach (get(check->snapshot, "groups"), i, served) {
+    FOR_JSON (served, get(check->snapshot, "groups")) {
         if (version[n] == '/' && strncmp(get_string(served), version, n + 1) == 0)
             return json_sprintf("write apiVersion: %s, which it serves",
                                 shell_quote(get_string(served), word, sizeof(word)));
@@ -266,9 +262,8 @@ static void check_kind(struct check *check, const json_t *document)
 {
     const char *version = get_text(document, "apiVersion"), *kind = get_text(document, "kind");
     const json_t *groups = get(check->snapshot, "groups"), *served;
-    size_t i;
 
-    json_array_foreach (groups, i, served) {
+    FOR_JSON (served, groups) {
         if (strcmp(get_string(served), version) == 0)
             return;
     }
@@ -312,11 +307,10 @@ static void check_quota(struct check *check, const json_t *quota)
 static void check_api(struct check *check)
 {
     const json_t *object;
-    size_t i;
 
-    json_array_foreach (check->job->documents, i, object)
+    FOR_JSON (object, check->job->documents)
         check_kind(check, object);
-    json_array_foreach (get_items(check->snapshot, "resourcequotas"), i, object)
+    FOR_JSON (object, get_items(check->snapshot, "resourcequotas"))
         check_quota(check, object);
 }
 
@@ -328,9 +322,8 @@ static json_t *apply_documents(const json_t *snapshot, const struct deploy_job *
     json_t *items = json_copy(json_object_get(snapshot, "items")), *list, *document;
     json_t *result = json_copy((json_t *)snapshot);
     char key[64];
-    size_t i;
 
-    json_array_foreach (job->documents, i, document) {
+    FOR_JSON (document, job->documents) {
         const struct deploy_resource *resource = deploy_resources;
 
         while (resource->kind && !get_is(document, "kind", resource->kind))

@@ -145,7 +145,7 @@ static int read_version(struct calls *calls, json_t *snapshot)
 {
     const json_t *group, *version;
     json_t *answers[2], *groups = json_pack("[s]", "v1");
-    size_t i, v;
+    size_t i;
     int code = CMD_FINE;
 
     add_call(calls, TEXTS("version", "-o", "json"));
@@ -156,8 +156,8 @@ static int read_version(struct calls *calls, json_t *snapshot)
             code = report_failure(calls, &calls->captures[i]);
     for (i = 0; i < COUNT(answers); i++)
         answers[i] = json_loads(output_of(&calls->captures[i]), 0, NULL);
-    json_array_foreach (get(answers[1], "groups"), i, group) {
-        json_array_foreach (get(group, "versions"), v, version)
+    FOR_JSON (group, get(answers[1], "groups")) {
+        FOR_JSON (version, get(group, "versions"))
             json_array_append(groups, json_object_get(version, "groupVersion"));
     }
     json_object_set_new(snapshot, "version", json_string(get_text(answers[0], "serverVersion/gitVersion")));
@@ -191,14 +191,13 @@ static void strip(json_t *value)
 {
     const char *key;
     json_t *item;
-    size_t i;
 
     json_object_del(value, "env");
     json_object_del(value, "annotations");
     json_object_del(value, "managedFields");
     json_object_foreach (value, key, item)
         strip(item);
-    json_array_foreach (value, i, item)
+    FOR_JSON (item, value)
         strip(item);
 }
 
@@ -289,9 +288,8 @@ static json_t *refusal_of(const char *error)
 static int run_dry_runs(struct calls *calls, json_t *dry_runs, const struct temporary *folder, json_t *snapshot)
 {
     json_t *dry_run, *refusal;
-    size_t i;
 
-    json_array_foreach (dry_runs, i, dry_run) {
+    for (size_t i = 0; (dry_run = json_array_get(dry_runs, i)); i++) {
         const json_t *document = get(dry_run, "document");
         char *path = calls->paths[i], *text;
         int number;

@@ -68,10 +68,9 @@ static void add_row(struct why *why, enum order order, const char *object, const
 {
     bool is_event = order == ORDER_WARNING || order == ORDER_NORMAL;
     json_t *row;
-    size_t i;
 
     later = *later ? later : since;
-    json_array_foreach (why->rows, i, row) {
+    for (size_t i = 0; (row = json_array_get(why->rows, i)); i++) {
         bool is_same = get_is(row, "reason", reason);
 
         if (!get_is(row, "object", object))
@@ -103,10 +102,9 @@ static const char *name_object(const char *kind, const char *name, char ret_name
 static void add_conditions(struct why *why, const char *kind, const char *object, const json_t *of)
 {
     const json_t *condition;
-    size_t i;
 
     for (size_t c = 0; c < COUNT(conditions); c++)
-        json_array_foreach (strcmp(conditions[c].kind, kind) == 0 ? get(of, "status/conditions") : NULL, i, condition) {
+        FOR_JSON (condition, strcmp(conditions[c].kind, kind) == 0 ? get(of, "status/conditions") : NULL) {
             const char *reason = get_text(condition, "reason");
 
             if (get_is(condition, "type", conditions[c].type) && get_is(condition, "status", conditions[c].status))
@@ -127,9 +125,8 @@ static bool is_owned(const struct why *why, const json_t *object)
 {
     const json_t *owner;
     char name[320];
-    size_t i;
 
-    json_array_foreach (get(object, "metadata/ownerReferences"), i, owner) {
+    FOR_JSON (owner, get(object, "metadata/ownerReferences")) {
         if (json_object_get(why->known, name_object(get_text(owner, "kind"), get_text(owner, "name"), name)))
             return true;
     }
@@ -158,9 +155,8 @@ static bool add_containers(struct why *why, const char *object, const json_t *po
 {
     const json_t *container;
     bool is_fine = true;
-    size_t i;
 
-    json_array_foreach (get(pod, list), i, container) {
+    FOR_JSON (container, get(pod, list)) {
         const json_t *waiting = get(container, "state/waiting"), *now = get(container, "state/terminated");
         /* Of a container that is started again and again: how it ended. */
         const json_t *ended = now ? now : get(container, "lastState/terminated");
@@ -220,14 +216,13 @@ static void add_workload(struct why *why, const json_t *workload)
                         strcmp(get_condition(workload, "Evicted"), "True") != 0);
     const json_t *check;
     char object[320], reason[320];
-    size_t i;
 
     why->has_workload = true;
     know(why, name_object("Workload", get_name(workload), object), workload, is_admitted);
     if (is_admitted)
         return;
     add_conditions(why, "Workload", object, workload);
-    json_array_foreach (get(workload, "status/admissionChecks"), i, check) {
+    FOR_JSON (check, get(workload, "status/admissionChecks")) {
         snprintf(reason, sizeof(reason), "%.200s: %.60s", get_text(check, "name"), get_text(check, "state"));
         if (!get_is(check, "state", "Ready"))
             add_row(why, ORDER_QUEUE, object, reason, get_text(check, "message"), get_text(check, "lastTransitionTime"),
@@ -256,9 +251,8 @@ static void add_event(struct why *why, const json_t *event)
 static json_t *find_alike(const json_t *rows, const json_t *row)
 {
     json_t *other;
-    size_t i;
 
-    json_array_foreach (rows, i, other) {
+    FOR_JSON (other, rows) {
         size_t n = strlen(get_text(row, "message"));
 
         if (get_number(other, "order", 0) == get_number(row, "order", 0) &&
@@ -273,10 +267,9 @@ static json_t *find_alike(const json_t *rows, const json_t *row)
 static json_t *sort_rows(const struct why *why, bool with_normal)
 {
     json_t *sorted = json_array(), *row, *alike;
-    size_t i;
 
     for (int order = 0; order <= ORDER_NORMAL; order++)
-        json_array_foreach (why->rows, i, row) {
+        FOR_JSON (row, why->rows) {
             if (get_number(row, "order", 0) != order ||
                 (order == ORDER_NORMAL &&
                  (!with_normal || get_number(json_array_get(sorted, 0), "order", order) != order)))
@@ -287,7 +280,7 @@ static json_t *sort_rows(const struct why *why, bool with_normal)
             else
                 json_array_append(sorted, row);
         }
-    json_array_foreach (sorted, i, row) {
+    FOR_JSON (row, sorted) {
         json_object_del(row, "order");
         json_object_del(row, "later");
     }
@@ -299,22 +292,21 @@ static void collect(struct why *why)
     bool is_jobset = strcmp(why->kind, "JobSet") == 0;
     const json_t *item;
     char groups[320];
-    size_t i;
 
     add_job(why, why->kind, why->job);
     /* The groups of a LeaderWorkerSet are a StatefulSet of its name, which is not read: its events are. */
     if (strcmp(why->kind, "LeaderWorkerSet") == 0)
         json_object_set_new(why->known, name_object("StatefulSet", get_name(why->job), groups), json_string(""));
-    json_array_foreach (get_items(why->snapshot, "jobs"), i, item)
+    FOR_JSON (item, get_items(why->snapshot, "jobs"))
         if (is_jobset && is_owned(why, item))
             add_job(why, "Job", item);
-    json_array_foreach (get_items(why->snapshot, "pods"), i, item)
+    FOR_JSON (item, get_items(why->snapshot, "pods"))
         if (is_pod_of(why, item))
             add_pod(why, item);
-    json_array_foreach (get_items(why->snapshot, "workloads"), i, item)
+    FOR_JSON (item, get_items(why->snapshot, "workloads"))
         if (is_owned(why, item))
             add_workload(why, item);
-    json_array_foreach (get_items(why->snapshot, "events"), i, item)
+    FOR_JSON (item, get_items(why->snapshot, "events"))
         add_event(why, item);
 }
 

@@ -60,10 +60,9 @@ static void add_document(json_t *documents, json_t *value)
 {
     json_t *items = json_object_get(value, "items"), *item;
     const char *kind = json_string_value(json_object_get(value, "kind"));
-    size_t i;
 
     if (json_is_array(items) && kind && strcmp(kind, "List") == 0) {
-        json_array_foreach (items, i, item)
+        FOR_JSON (item, items)
             if (json_is_object(item))
                 json_array_append(documents, item);
     } else if (!json_is_null(value)) {
@@ -128,9 +127,8 @@ static long long count_pods(const json_t *spec)
 static void read_jobset(struct deploy_job *job)
 {
     const json_t *replicated;
-    size_t i;
 
-    json_array_foreach (get(job->object, "spec/replicatedJobs"), i, replicated) {
+    FOR_JSON (replicated, get(job->object, "spec/replicatedJobs")) {
         const json_t *spec = get(replicated, "template/spec");
         long long replicas = get_number(replicated, "replicas", 1), pods = count_pods(spec);
 
@@ -161,10 +159,9 @@ static void read_leaderworkerset(struct deploy_job *job)
 const char *deploy_variable(const struct deploy_job *job, const char *name)
 {
     const json_t *container, *variable;
-    size_t i;
 
     for (int s = 0; s < job->n_sets; s++)
-        json_array_foreach (get(job->sets[s].spec, "containers"), i, container) {
+        FOR_JSON (container, get(job->sets[s].spec, "containers")) {
             variable = get_entry(get(container, "env"), "name", name);
             if (variable)
                 return get_text(variable, "value");
@@ -176,9 +173,8 @@ ep_status deploy_job_find(const json_t *documents, const char *space, struct dep
 {
     struct deploy_job job = {.documents = documents, .groups = 1};
     const json_t *document;
-    size_t i;
 
-    json_array_foreach (documents, i, document) {
+    FOR_JSON (document, documents) {
         const char *kind = get_text(document, "kind");
 
         if (!text_is_any(kind, TEXTS("JobSet", "LeaderWorkerSet", "Job")))

@@ -133,10 +133,10 @@ static void build_check(const struct check_context *context, const struct recipe
                         struct step_state *ret_state)
 {
     const char *missing = NULL;
-    size_t i, n_there = 0;
+    size_t n_there = 0;
     json_t *value;
 
-    json_array_foreach (json_object_get(step->args, "provides"), i, value) {
+    FOR_JSON (value, json_object_get(step->args, "provides")) {
         bool is_there = source_stat(context->source, "%s", json_string_value(value)).state == SOURCE_OK;
 
         n_there += is_there;
@@ -304,9 +304,8 @@ static void copyset_check(const struct check_context *context, const struct reci
 {
     struct comparison comparison = {0};
     json_t *value;
-    size_t i;
 
-    json_array_foreach (json_object_get(step->args, "files"), i, value) {
+    FOR_JSON (value, json_object_get(step->args, "files")) {
         if (!compare_matches(context->source, json_string_value(value), arg_text(step, "to"), &comparison)) {
             state_set(ret_state, STEP_TODO, "%s, which is to be copied, does not exist", json_string_value(value));
             return;
@@ -345,9 +344,8 @@ static void command_check(const struct check_context *context, const struct reci
 {
     const char *check = arg_text(step, "check");
     json_t *value;
-    size_t i;
 
-    json_array_foreach (json_object_get(step->args, "creates"), i, value) {
+    FOR_JSON (value, json_object_get(step->args, "creates")) {
         if (source_stat(context->source, "%s", json_string_value(value)).state != SOURCE_OK) {
             state_set(ret_state, STEP_TODO, "%s is not there", json_string_value(value));
             return;

@@ -222,7 +222,6 @@ static void print_uninstalled(const struct install *install, bool was_known)
 {
     char logs[1024];
     json_t *text;
-    size_t i;
 
     snprintf(logs, sizeof(logs), "%.400s%.500s", install->root, install->logs);
     if (!was_known)
@@ -232,7 +231,7 @@ static void print_uninstalled(const struct install *install, bool was_known)
         out_verdict(OUT_GOOD, "Recipe %s is uninstalled; its logs are in %s.", install->recipe->name, logs);
     else
         out_verdict(OUT_GOOD, "Recipe %s is uninstalled; it had changed nothing.", install->recipe->name);
-    json_array_foreach (install->left, i, text)
+    FOR_JSON (text, install->left)
         out_line("  left     %s", json_string_value(text));
 }
 

@@ -96,9 +96,8 @@ static char *modprobe_content(const struct recipe_step *step)
 static bool is_effective(const char *text, const json_t *any)
 {
     json_t *value;
-    size_t i;
 
-    json_array_foreach (any, i, value)
+    FOR_JSON (value, any)
         if (strstr(text, json_string_value(value)))
             return true;
     return false;

@@ -79,12 +79,11 @@ static void set_arg(FILE *script, const char *key, const json_t *arg)
 {
     const char *name, *between = "";
     json_t *value;
-    size_t i;
 
     fprintf(script, "arg_%s=", key);
     if (json_is_string(arg))
         shell_write(script, json_string_value(arg));
-    json_array_foreach (arg, i, value) {
+    FOR_JSON (value, arg) {
         fputs(between, script);
         shell_write(script, json_string_value(value));
         between = "'\n'";

@@ -36,11 +36,10 @@ static bool is_within(const char *path, const char *folder)
 static const char *path_within(const struct recipe_step *step, const char *folder)
 {
     json_t *value;
-    size_t i;
 
     if (is_within(step->path, folder))
         return step->path;
-    json_array_foreach (json_object_get(step->args, "owns"), i, value) {
+    FOR_JSON (value, json_object_get(step->args, "owns")) {
         if (is_within(json_string_value(value), folder))
             return json_string_value(value);
     }
@@ -51,9 +50,8 @@ static ep_status check_owned(const struct recipe *recipe, const struct recipe_st
                              const struct recipe_step *other)
 {
     json_t *value;
-    size_t i;
 
-    json_array_foreach (json_object_get(owner->args, "owns"), i, value) {
+    FOR_JSON (value, json_object_get(owner->args, "owns")) {
         const char *path = path_within(other, json_string_value(value));
 
         if (path)
@@ -68,9 +66,8 @@ static ep_status check_system(const struct recipe *recipe, const struct recipe_s
 {
     char word[1100];
     json_t *value;
-    size_t i;
 
-    json_array_foreach (json_object_get(step->args, "owns"), i, value) {
+    FOR_JSON (value, json_object_get(step->args, "owns")) {
         snprintf(word, sizeof(word), " %s ", json_string_value(value));
         if (strstr(system_folders, word))
             return recipe_refuse(recipe, step->line,

@@ -6,9 +6,9 @@
 #ifndef EP_LAUNCH_LAUNCH_H
 #define EP_LAUNCH_LAUNCH_H
 
+#include "common/json.h"
 #include "hosts.h"
 
-#include <jansson.h>
 #include <stdbool.h>
 #include <stdint.h>
 

@@ -249,9 +249,8 @@ static void add_finding(json_t *findings, const struct node *node, const json_t 
 {
     const char *id = job_text(check, "id", ""), *text = job_text(check, "text", "");
     json_t *finding;
-    size_t i;
 
-    json_array_foreach (findings, i, finding) {
+    FOR_JSON (finding, findings) {
         if (strcmp(job_text(finding, "id", ""), id) == 0 && strcmp(job_text(finding, "text", ""), text) == 0) {
             json_array_append_new(json_object_get(finding, "nodes"), json_string(node->name));
             return;
@@ -282,7 +281,6 @@ static void add_diagnosis(struct launch *launch, const struct node *node)
 {
     const char *text = job_text(node->reply, "output", "");
     json_t *document = json_loads(text, 0, NULL), *check;
-    size_t i;
 
     /*
      * A document with "errors" says why there is no report: common/ending.json. A node without GPU and NIC has one,
@@ -299,7 +297,7 @@ static void add_diagnosis(struct launch *launch, const struct node *node)
         return;
     }
     save_document(launch, node, text);
-    json_array_foreach (json_object_get(document, "checks"), i, check) {
+    FOR_JSON (check, json_object_get(document, "checks")) {
         if (strcmp(job_text(check, "outcome", ""), "found") == 0)
             add_finding(launch->findings, node, check);
     }
@@ -311,7 +309,7 @@ bool launch_check(struct launch *launch)
     const json_t *spec = launch->options->job.spec;
     int seconds = check_seconds(launch);
     json_t *finding;
-    size_t i, n_serious = 0;
+    size_t n_serious = 0;
 
     if (!launch->options->has_checks)
         return true;
@@ -323,7 +321,7 @@ bool launch_check(struct launch *launch)
                seconds + SOURCE_SECONDS + 5);
     for (int n = 0; n < launch->n; n++)
         add_diagnosis(launch, launch->order[n]);
-    json_array_foreach (launch->findings, i, finding) {
+    for (size_t i = 0; (finding = json_array_get(launch->findings, i)); i++) {
         size_t n = json_array_size(json_object_get(finding, "nodes"));
         const char *first = json_string_value(json_array_get(json_object_get(finding, "nodes"), 0));
 

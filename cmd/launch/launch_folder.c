@@ -27,9 +27,8 @@ static void remove_earlier(struct launch *launch)
     static const char *const forms[] = {"worker-%s.log", "doctor-%s.json"};
     char file[300];
     json_t *run = runfolder_load_json(launch->folder_fd, "run.json", file, sizeof(file)), *host;
-    size_t i;
 
-    json_array_foreach (json_object_get(run, "hosts"), i, host) {
+    FOR_JSON (host, json_object_get(run, "hosts")) {
         const char *name = job_text(host, "name", "");
 
         if (!*name || strchr(name, '/'))

@@ -116,7 +116,6 @@ static ep_status source_scripts(struct job_rank *rank)
     struct source_run run = {rank->spec, argv};
     struct capture capture = {.execute = execute_source, .context = &run};
     ep_status status;
-    size_t i;
 
     if (json_array_size(scripts) == 0) {
         free(argv);
@@ -125,7 +124,7 @@ static ep_status source_scripts(struct job_rank *rank)
     if (readlink("/proc/self/exe", self, sizeof(self) - 1) < 0)
         snprintf(self, sizeof(self), "epkit");
     memcpy(argv, TEXTS("bash", "-c", source_program, "bash", self), 5 * sizeof(*argv));
-    json_array_foreach (scripts, i, script) {
+    for (size_t i = 0; (script = json_array_get(scripts, i)); i++) {
         argv[5 + i] = json_string_value(script);
     }
     capture_run(&capture, 1, 1, SOURCE_SECONDS * 1000, NULL, NULL);
@@ -305,9 +304,8 @@ void job_rank_execute(const void *context)
     const char *file;
     bool is_epkit;
     int number;
-    size_t i;
 
-    json_array_foreach (words, i, word) {
+    for (size_t i = 0; (word = json_array_get(words, i)); i++) {
         argv[i] = (char *)json_string_value(word);
     }
     if (!argv[0])

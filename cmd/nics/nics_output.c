@@ -253,9 +253,8 @@ static int print_devices(FILE *stream, const struct nics *nics, const json_t *de
     };
     json_t *rows = json_array(), *device;
     int result;
-    size_t i;
 
-    json_array_foreach (devices, i, device) {
+    for (size_t i = 0; (device = json_array_get(devices, i)); i++) {
         json_array_append_new(rows, table_row(nics, i, device, values));
     }
     result = out_table(stream, columns, COUNT(columns), rows, OUT_TABLE);
@@ -274,10 +273,8 @@ static int print_details(FILE *stream, const json_t *devices, const char *values
     };
     json_t *rows = json_array(), *device, *counter;
     int result = 0;
-    size_t i, k;
-
-    json_array_foreach (devices, i, device) {
-        json_array_foreach (json_object_get(device, "counters"), k, counter) {
+    FOR_JSON (device, devices) {
+        FOR_JSON (counter, json_object_get(device, "counters")) {
             if (!text_is_any(json_text(counter, "kind"), TEXTS("error", "congestion")) ||
                 json_number(counter, values) <= 0)
                 continue;
@@ -300,7 +297,6 @@ int nics_print(FILE *stream, const struct nics *nics, const json_t *document, co
     const json_t *devices = json_object_get(document, "devices");
     const char *values = strcmp(json_text(document, "mode"), "boot") == 0 ? "total" : "moved";
     json_t *line;
-    size_t i;
     int result;
 
     out_tone(stream, nics_is_finding(verdict) ? OUT_BAD : OUT_PLAIN);
@@ -310,7 +306,7 @@ int nics_print(FILE *stream, const struct nics *nics, const json_t *document, co
     result = print_devices(stream, nics, devices, values);
     if (result == 0)
         result = print_details(stream, devices, values);
-    json_array_foreach (json_object_get(document, "notes"), i, line) {
+    for (size_t i = 0; (line = json_array_get(json_object_get(document, "notes"), i)); i++) {
         fprintf(stream, "%s%s\n", i ? "" : "\n", json_string_value(line));
     }
     if (nics_is_finding(verdict))

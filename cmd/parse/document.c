@@ -175,11 +175,10 @@ static void survey(struct context *context)
 static bool is_notice(const struct parse_fault *fault, const json_t *runs)
 {
     const json_t *run;
-    size_t i;
 
     if (!fault->known->may_pass)
         return false;
-    json_array_foreach (runs, i, run) {
+    FOR_JSON (run, runs) {
         if (strcmp(json_text(run, "source"), fault->source) == 0 && strcmp(json_text(run, "result"), "failed") != 0 &&
             json_integer_value(json_array_get(json_object_get(run, "lines"), 0)) > (json_int_t)fault->last_line)
             return true;

@@ -37,7 +37,6 @@ static void read_test(struct parser *parser, json_t *document)
     char title[64];
     struct parse_run *run;
     json_t *item;
-    size_t i;
 
     snprintf(title, sizeof(title), "epkit test %.40s", json_text(document, "matrix"));
     run = run_begin(parser, PARSE_EPKIT_TEST, title);
@@ -47,7 +46,7 @@ static void read_test(struct parser *parser, json_t *document)
     run->failed = (int)integer_of(document, "failed");
     run->started = run->passed + run->failed;
     run->is_complete = true;
-    json_array_foreach (json_object_get(document, "cases"), i, item) {
+    FOR_JSON (item, json_object_get(document, "cases")) {
         char text[PARSE_TEXT];
 
         if (!json_is_false(json_object_get(item, "passed")))
@@ -56,7 +55,7 @@ static void read_test(struct parser *parser, json_t *document)
                  json_text(item, "detail"));
         run_problem(run, text, NULL);
     }
-    json_array_foreach (json_object_get(document, "errors"), i, item) {
+    FOR_JSON (item, json_object_get(document, "errors")) {
         char text[PARSE_TEXT];
 
         snprintf(text, sizeof(text), "%.80s: %.110s", json_text(item, "what"), json_text(item, "text"));
@@ -81,13 +80,12 @@ static void read_bench(struct parser *parser, json_t *document)
     const char *device = json_text(document, "device");
     struct parse_run *run;
     json_t *row;
-    size_t i;
 
     feed(parser, program_line, "ON OP TYPE RANKS TOKENS TIME us P10 P90 LOGICAL GB/s WIRE GB/s");
     run = run_open(parser, PARSE_EPKIT_BENCH);
     if (!run)
         return;
-    json_array_foreach (json_object_get(document, "rows"), i, row) {
+    FOR_JSON (row, json_object_get(document, "rows")) {
         if (!is_usual_call(row))
             continue;
         feed(parser, program_line, "%.40s %.40s %.15s %.0f %.0f %.9f 0 0 %.9f", *device ? device : "-",
@@ -172,9 +170,8 @@ static void read_document(struct parser *parser, const char *text, size_t bytes)
         read_bench(parser, document);
     } else if (strcmp(subcommand, "run") == 0) {
         json_t *suite, *bench = json_object_get(document, "bench");
-        size_t i;
 
-        json_array_foreach (json_object_get(document, "suites"), i, suite) {
+        FOR_JSON (suite, json_object_get(document, "suites")) {
             read_test(parser, suite);
         }
         if (json_is_object(bench))

@@ -39,7 +39,6 @@ void faults_load(void)
 {
     static json_t *failures;
     const json_t *rows, *row;
-    size_t i;
 
     if (failures)
         return;
@@ -47,7 +46,7 @@ void faults_load(void)
     rows = json_object_get(failures, "failures");
     n_known = json_array_size(rows);
     known = memory_new(n_known, sizeof(*known));
-    json_array_foreach (rows, i, row) {
+    for (size_t i = 0; (row = json_array_get(rows, i)); i++) {
         const char *pattern = json_string_value(json_object_get(row, "pattern"));
         enum kind kind = WARNING;
 
@@ -272,11 +271,10 @@ static const json_t *rest_of(const struct stream *stream, const char *line)
 static const char *continued(const struct stream *stream, const char *line)
 {
     const json_t *text;
-    size_t i;
 
     line = skip_host(line);
     line += strspn(line, " ");
-    json_array_foreach (stream->next, i, text)
+    FOR_JSON (text, stream->next)
         if (text_begins(line, json_string_value(text)))
             return line;
     return NULL;

@@ -163,7 +163,6 @@ static bool add_document(struct reference *reference, const json_t *document, ch
 {
     struct report at = {.text = ret_error, .bytes = bytes, .list = "hardware"}, *report = &at;
     json_t *item;
-    size_t i;
 
     if (!json_is_object(document) || json_integer_value(json_object_get(document, "schema_version")) != 1) {
         snprintf(ret_error, bytes, "it is not reference data: schema_version 1 is missing");
@@ -173,7 +172,7 @@ static bool add_document(struct reference *reference, const json_t *document, ch
         snprintf(ret_error, bytes, "it holds neither a list 'hardware' nor a list 'figures'");
         return false;
     }
-    json_array_foreach (json_object_get(document, "hardware"), i, item) {
+    for (size_t i = 0; (item = json_array_get(json_object_get(document, "hardware"), i)); i++) {
         struct reference_hardware hardware;
 
         report->index = i;
@@ -183,7 +182,7 @@ static bool add_document(struct reference *reference, const json_t *document, ch
             put(reference->hardware, &reference->n_hardware, &hardware, sizeof(hardware), is_same_hardware);
     }
     report->list = "figures";
-    json_array_foreach (json_object_get(document, "figures"), i, item) {
+    for (size_t i = 0; (item = json_array_get(json_object_get(document, "figures"), i)); i++) {
         struct reference_figure figure;
 
         report->index = i;

@@ -44,14 +44,13 @@ static void read_nccl_tests(struct parser *parser, const json_t *document)
 {
     const json_t *row, *bounds = json_object_get(document, "out_of_bounds");
     const char *program = json_string_value(json_array_get(json_object_get(document, "args"), 0));
-    size_t i;
 
     feed(parser, nccl_line, "# Collective test starting: %.*s", WORD, program ? text_base(program) : "nccl-tests");
-    json_array_foreach (json_object_get(json_object_get(document, "config"), "devices"), i, row)
+    FOR_JSON (row, json_object_get(json_object_get(document, "config"), "devices"))
         feed(parser, nccl_line, "#  Rank %.0f Pid %.0f on %.*s device %.0f [%.*s] %.*s", json_number(row, "rank"),
              json_number(row, "pid"), WORD, json_text(row, "hostname"), json_number(row, "device"), WORD,
              json_text(row, "device_hex"), WORD, json_text(row, "device_info"));
-    json_array_foreach (json_object_get(document, "results"), i, row) {
+    FOR_JSON (row, json_object_get(document, "results")) {
         char places[2][120];
 
         group(json_object_get(row, "out_of_place"), places[0], sizeof(places[0]));
@@ -118,7 +117,6 @@ static void read_perftest(struct parser *parser, const json_t *document)
 {
     const json_t *info = json_object_get(document, "test_info"), *results = json_object_get(document, "results"), *row;
     char title[WORD];
-    size_t i;
 
     /* "RDMA_Write_BW_Test" */
     snprintf(title, sizeof(title), "%s", json_text(info, "test"));
@@ -132,7 +130,7 @@ static void read_perftest(struct parser *parser, const json_t *document)
     feed(parser, program_line, " Device         : %.*s", WORD, json_text(info, "Device"));
     if (json_is_object(results))
         perftest_row(parser, results);
-    json_array_foreach (results, i, row)
+    FOR_JSON (row, results)
         perftest_row(parser, row);
     feed(parser, program_line, "---------------------------------------");
 }

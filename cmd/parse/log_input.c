@@ -90,9 +90,8 @@ int input_read(const struct cmd *cmd, struct parser *parser, const char *path)
 static const char *why_of(const json_t *run, const char *name)
 {
     json_t *host;
-    size_t i;
 
-    json_array_foreach (json_object_get(run, "hosts"), i, host)
+    FOR_JSON (host, json_object_get(run, "hosts"))
         if (strcmp(json_text(host, "name"), name) == 0)
             return json_text(host, "why");
     return "";
@@ -228,11 +227,10 @@ int verdict_measures(FILE *stream, const json_t *runs, enum out_format format)
         {"BEST CONFIGURATION", "config", 0, OUT_IF_PRESENT | OUT_TRUNC},
     };
     json_t *rows = json_array(), *run, *measure;
-    size_t i, j;
     int result = 0;
 
-    json_array_foreach (runs, i, run) {
-        json_array_foreach (json_object_get(run, "measures"), j, measure) {
+    FOR_JSON (run, runs) {
+        FOR_JSON (measure, json_object_get(run, "measures")) {
             json_array_append_new(rows, number_row(run, measure));
         }
     }
@@ -258,9 +256,8 @@ static void add_item(json_t *items, int level, const char *tone, const char *kin
 static void add_list(json_t *items, const json_t *list, const char *tone, const char *kind)
 {
     json_t *item;
-    size_t i;
 
-    json_array_foreach (list, i, item)
+    FOR_JSON (item, list)
         add_item(items, 1, tone, kind, json_text(item, "id"),
                  json_incref(json_is_string(item) ? item : json_object_get(item, "text")));
 }
@@ -295,11 +292,10 @@ json_t *verdict_items(const json_t *document)
 {
     const json_t *totals = json_object_get(document, "totals");
     json_t *items = json_array(), *item;
-    size_t i;
 
-    json_array_foreach (json_object_get(document, "runs"), i, item)
+    FOR_JSON (item, json_object_get(document, "runs"))
         add_run(items, item);
-    json_array_foreach (json_object_get(document, "faults"), i, item) {
+    FOR_JSON (item, json_object_get(document, "faults")) {
         bool is_fatal = json_is_true(json_object_get(item, "fatal"));
 
         add_item(items, 0, is_fatal ? "bad" : "warn", is_fatal ? "fault" : "warning", json_text(item, "id"),
@@ -322,9 +318,8 @@ int verdict_print(const json_t *document)
     const json_t *runs = json_object_get(document, "runs");
     json_t *items = verdict_items(document), *item;
     int result = verdict_measures(stdout, runs, OUT_TABLE);
-    size_t i;
 
-    json_array_foreach (items, i, item) {
+    for (size_t i = 0; (item = json_array_get(items, i)); i++) {
         const char *kind = json_text(item, "kind"), *id = json_text(item, "id");
 
         if (i > 0 || json_array_size(runs) != 1)

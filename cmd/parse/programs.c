@@ -50,9 +50,8 @@ static bool begins[256];       /* a first character of forms that begin a run */
 static void add_forms(const json_t *program, const json_t *rows, enum role role)
 {
     const json_t *row, *name;
-    size_t i, j;
 
-    json_array_foreach (rows, i, row) {
+    FOR_JSON (row, rows) {
         struct program_form *form;
 
         /* Twice as many at each power of two: one at a time copies 100 MB where realloc() always moves. */
@@ -67,7 +66,7 @@ static void add_forms(const json_t *program, const json_t *rows, enum role role)
         for (int dialect = 0; dialect < PARSE_N_DIALECTS; dialect++)
             if (strcmp(json_text(program, "dialect"), parse_dialect_name((enum parse_dialect)dialect)) == 0)
                 form->dialect = (enum parse_dialect)dialect;
-        json_array_foreach (json_object_get(form->row, "is"), j, name) {
+        for (size_t j = 0; (name = json_array_get(json_object_get(form->row, "is"), j)); j++) {
             if (j == MAX_IS)
                 break;
             form->is[j].next = json_is_object(name) ? name : NULL;
@@ -83,12 +82,11 @@ void programs_load(void)
 {
     static json_t *programs;
     const json_t *program, *lines;
-    size_t i;
 
     if (programs)
         return;
     programs = json_loadb(programs_builtin[0].text, programs_builtin[0].bytes, 0, NULL);
-    json_array_foreach (json_object_get(programs, "programs"), i, program) {
+    FOR_JSON (program, json_object_get(programs, "programs")) {
         lines = json_object_get(program, "lines");
         if (json_is_string(lines))
             lines = json_object_get(json_object_get(programs, "tables"), json_string_value(lines));
@@ -385,9 +383,8 @@ static double setting_of(const json_t *options, const char *text)
 {
     const json_t *name;
     double number;
-    size_t i;
 
-    json_array_foreach (options, i, name)
+    FOR_JSON (name, options)
         if (lex_after(text, json_string_value(name), &number) && number >= 1 && number <= 1e5)
             return number;
     return 0;
@@ -415,9 +412,7 @@ void program_command(struct parser *parser, const char *line)
 {
     const json_t *row, *name;
     double nodes, ranks;
-    size_t i, j;
-
-    json_array_foreach (commands, i, row) {
+    FOR_JSON (row, commands) {
         const char *text = strstr(line, json_text(row, "text"));
 
         if (!text)
@@ -427,7 +422,7 @@ void program_command(struct parser *parser, const char *line)
         ranks = setting_of(json_object_get(row, "ranks"), text);
         if (ranks == 0)
             ranks = nodes * setting_of(json_object_get(row, "ranks_of_node"), text);
-        json_array_foreach (json_object_get(row, "hosts"), j, name) {
+        FOR_JSON (name, json_object_get(row, "hosts")) {
             const char *list = strstr(text, json_string_value(name));
             double slots = 0;
 

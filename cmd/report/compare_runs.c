@@ -47,12 +47,11 @@ static const char *size_of(const json_t *run, const json_t *measure, char *ret_t
 {
     double largest = json_number(measure, "bytes");
     const json_t *point;
-    size_t i;
 
     *ret_text = '\0';
     if (strcmp(json_text(run, "dialect"), "nccl-tests") != 0)
         return ret_text;
-    json_array_foreach (json_object_get(measure, "points"), i, point)
+    FOR_JSON (point, json_object_get(measure, "points"))
         largest = fmax(largest, json_number_value(json_array_get(point, 0)));
     if (largest > 0 && largest < 1048576)
         snprintf(ret_text, bytes, "up to %.0f bytes", largest);
@@ -65,11 +64,10 @@ json_t *report_figures(const json_t *document)
 {
     const json_t *parsed = json_object_get(document, "parsed");
     json_t *figures = json_object(), *run, *measure, *figure;
-    size_t i, j;
     char name[300], numbered[320], size[40];
 
-    json_array_foreach (json_object_get(parsed ? parsed : document, "runs"), i, run) {
-        json_array_foreach (json_object_get(run, "measures"), j, measure) {
+    FOR_JSON (run, json_object_get(parsed ? parsed : document, "runs")) {
+        FOR_JSON (measure, json_object_get(run, "measures")) {
             const char *device = strcmp(json_text(run, "dialect"), "perftest") == 0 ? json_text(run, "device") : "";
             const char *parts[] = {json_text(run, "title"),
                                    json_text(measure, "op"),
@@ -100,9 +98,8 @@ static double noise_of(const json_t *history, const char *figure)
     double sum = 0, squares = 0, mean, variance;
     int n = 0;
     json_t *entry;
-    size_t i;
 
-    json_array_foreach (history, i, entry) {
+    FOR_JSON (entry, history) {
         const json_t *value = json_object_get(json_object_get(json_object_get(entry, "figures"), figure), "value");
 
         if (!json_is_number(value))
@@ -160,7 +157,6 @@ json_t *report_compare(const json_t *a, const json_t *b, double noise, const jso
     bool has_failed = strcmp(json_text(b, "result"), "failed") == 0 && strcmp(json_text(a, "result"), "failed") != 0;
     int worse = has_failed, better = 0, compared = 0;
     json_t *verdict, *row;
-    size_t i;
 
     json_object_foreach (before, name, value) {
         double own = noise_of(history, name);
@@ -172,7 +168,7 @@ json_t *report_compare(const json_t *a, const json_t *b, double noise, const jso
         if (!json_object_get(before, name))
             json_array_append_new(rows, compare_row(name, NULL, value, noise, &worse, &better));
     }
-    json_array_foreach (rows, i, row) {
+    FOR_JSON (row, rows) {
         const json_t *change = json_object_get(row, "change");
 
         compared += strncmp(json_text(row, "rating"), "only", 4) != 0;
@@ -203,10 +199,9 @@ int report_compare_print(FILE *stream, const json_t *comparison, enum out_format
         {"CHANGE %", "change %", 1, 0}, {"NOISE %", "noise %", 1, 0}, {"", "rating", 0, 0},
     };
     json_t *rows = json_deep_copy(json_object_get(comparison, "rows")), *row;
-    size_t i;
     int result = 0;
 
-    json_array_foreach (rows, i, row) {
+    FOR_JSON (row, rows) {
         if (json_is_number(json_object_get(row, "change")))
             json_object_set_new(row, "change %", json_real(100 * json_number(row, "change")));
         json_object_set_new(row, "noise %", json_real(100 * json_number(row, "noise")));

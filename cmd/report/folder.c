@@ -217,13 +217,13 @@ json_t *runfolder_balance(const char *host, const json_t *nics, int *ret_uneven)
 {
     json_t *list = json_array(), *nic;
     double sum = 0;
-    size_t i, n = json_array_size(nics);
+    size_t n = json_array_size(nics);
     int n_uneven = 0;
 
-    json_array_foreach (nics, i, nic) {
+    FOR_JSON (nic, nics) {
         sum += nic_bytes(nic);
     }
-    json_array_foreach (nics, i, nic) {
+    FOR_JSON (nic, nics) {
         double others = n > 1 ? (sum - nic_bytes(nic)) / (double)(n - 1) : 0;
         double share = others > 0 ? nic_bytes(nic) / others : sum > 0 ? 1 : 0;
         bool uneven = sum > 0 && share < UNEVEN;

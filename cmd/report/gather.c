@@ -42,9 +42,8 @@ static json_t *gather_nics(const json_t *run)
 {
     json_t *hosts = json_array(), *host;
     int uneven = 0;
-    size_t i;
 
-    json_array_foreach (json_object_get(run, "hosts"), i, host) {
+    FOR_JSON (host, json_object_get(run, "hosts")) {
         const json_t *nics = json_object_get(host, "nics");
 
         if (json_array_size(nics) > 0)
@@ -68,9 +67,8 @@ static json_t *gather_environment(const json_t *run)
 static json_t *gather_hosts(const json_t *run)
 {
     json_t *list = json_array(), *host, *copy;
-    size_t i;
 
-    json_array_foreach (json_object_get(run, "hosts"), i, host) {
+    FOR_JSON (host, json_object_get(run, "hosts")) {
         copy = json_object();
         copy_members(copy, host, host_members, COUNT(host_members));
         json_array_append_new(list, copy);
@@ -82,10 +80,8 @@ static json_t *gather_hosts(const json_t *run)
 static json_t *gather_findings(const json_t *run)
 {
     json_t *list = json_array(), *finding, *node;
-    size_t i, j;
-
-    json_array_foreach (json_object_get(run, "findings"), i, finding) {
-        json_array_foreach (json_object_get(finding, "nodes"), j, node) {
+    FOR_JSON (finding, json_object_get(run, "findings")) {
+        FOR_JSON (node, json_object_get(finding, "nodes")) {
             if (json_is_string(node))
                 json_array_append_new(
                     list, json_pack("{s:O, s:s, s:s, s:s}", "host", node, "id", json_text(finding, "id"), "severity",
@@ -112,9 +108,8 @@ static json_t *date_of(const struct folder *folder)
 static json_t *first_of_runs(const json_t *parsed, const char *key)
 {
     json_t *run, *value;
-    size_t i;
 
-    json_array_foreach (json_object_get(parsed, "runs"), i, run) {
+    FOR_JSON (run, json_object_get(parsed, "runs")) {
         value = json_object_get(run, key);
         if (value && !json_is_null(value))
             return value;

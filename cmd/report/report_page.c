@@ -24,9 +24,9 @@ static const json_t *runs_of(const json_t *document)
 static void print_figures(FILE *stream, const json_t *document)
 {
     json_t *run;
-    size_t i, n = 0;
+    size_t n = 0;
 
-    json_array_foreach (runs_of(document), i, run)
+    FOR_JSON (run, runs_of(document))
         n += json_array_size(json_object_get(run, "measures"));
     if (n == 0)
         return;
@@ -43,13 +43,11 @@ static void draw_expected(FILE *stream, const json_t *document, const char *unit
 {
     struct page_bars bars = {.title = unit, .unit = "GB/s", .names = {"measured", "expected"}};
     json_t *run, *measure;
-    size_t i, j;
-
-    json_array_foreach (runs_of(document), i, run) {
+    FOR_JSON (run, runs_of(document)) {
         const char *name = json_array_size(runs_of(document)) > 1 ? json_text(run, "title") : "";
         bool is_perf = strstr(json_text(run, "title"), "_perf");
 
-        json_array_foreach (json_object_get(run, "measures"), j, measure) {
+        FOR_JSON (measure, json_object_get(run, "measures")) {
             const json_t *wanted = json_object_get(measure, "expected");
             double expected = json_number(wanted, "value"), measured = json_number(measure, "ratio") * expected;
 
@@ -72,12 +70,10 @@ static bool plot_sweep(FILE *stream, const json_t *run)
                             .y_label = "GB/s",
                             .unit = "GB/s"};
     json_t *measure, *point;
-    size_t i, j;
-
     snprintf(plot.title, sizeof(plot.title), "%.40s%s%.30s, %s", json_text(run, "title"),
              is_link && *json_text(run, "device") ? " on " : "", is_link ? json_text(run, "device") : "",
              is_sized ? "by message size" : "sweep");
-    json_array_foreach (json_object_get(run, "measures"), i, measure) {
+    FOR_JSON (measure, json_object_get(run, "measures")) {
         const json_t *points = json_object_get(measure, "points");
         struct svg_series *series;
 
@@ -85,7 +81,7 @@ static bool plot_sweep(FILE *stream, const json_t *run)
             continue;
         series = svg_begin(&plot, "%.24s %.8s%s%.16s", json_text(measure, "op"), json_text(measure, "type"),
                            is_sized ? " " : "", is_sized ? json_text(measure, "config") : "");
-        json_array_foreach (points, j, point) {
+        FOR_JSON (point, points) {
             const json_t *y = json_array_get(point, 1);
 
             svg_point(series, json_number_value(json_array_get(point, 0)) + (is_sized ? 0 : 1),
@@ -104,7 +100,7 @@ static void print_plots(FILE *stream, const json_t *document)
     fputs("<section class=\"plots\">\n", stream);
     for (i = 0; i < COUNT(units); i++)
         draw_expected(stream, document, units[i]);
-    json_array_foreach (runs_of(document), i, run) {
+    FOR_JSON (run, runs_of(document)) {
         /* The cases of V2 are not a sweep. */
         if (n < MAX_PLOTS && strcmp(json_text(run, "dialect"), "deepep-v2") != 0)
             n += plot_sweep(stream, run);
@@ -118,12 +114,11 @@ static void print_plots(FILE *stream, const json_t *document)
 static void print_tail(FILE *stream, const json_t *tail)
 {
     const json_t *line;
-    size_t i;
 
     if (!json_is_object(tail))
         return;
     page_print(stream, "<p>No run was recognised in the logs. %s ends with:</p>\n<pre>", json_text(tail, "source"));
-    json_array_foreach (json_object_get(tail, "lines"), i, line)
+    FOR_JSON (line, json_object_get(tail, "lines"))
         page_print(stream, "%s\n", json_string_value(line));
     fputs("</pre>\n<p>What to try:</p>\n<ul><li>If it is a program that <code>epkit parse --help</code> names, its "
           "output has to be in the log, standard error too: <code>program &gt;run.log 2&gt;&amp;1</code></li>\n"
@@ -136,10 +131,9 @@ static void print_runs(FILE *stream, const json_t *document)
 {
     json_t *items = verdict_items(json_object_get(document, "parsed")), *item;
     bool is_inner = false;
-    size_t i;
 
     fputs("<section><h2>Runs</h2>\n<ul>\n", stream);
-    json_array_foreach (items, i, item) {
+    FOR_JSON (item, items) {
         const char *kind = json_text(item, "kind");
 
         if (is_inner != (json_number(item, "level") > 0))
@@ -160,19 +154,18 @@ static void print_nics(FILE *stream, const json_t *document)
 {
     const json_t *hosts = json_object_get(json_object_get(document, "nics"), "hosts");
     json_t *host, *nic;
-    size_t i, j, n_alike = 0;
-
+    size_t n_alike = 0;
     if (json_array_size(hosts) == 0)
         return;
     fputs("<section><h2>NIC balance</h2>\n<ul>\n", stream);
-    json_array_foreach (hosts, i, host) {
-        json_array_foreach (json_object_get(host, "nics"), j, nic) {
+    FOR_JSON (host, hosts) {
+        FOR_JSON (nic, json_object_get(host, "nics")) {
             if (json_is_true(json_object_get(nic, "uneven")))
                 page_item(stream, "warn", "", "%s: %s carried %.0f%% of what the others did", json_text(host, "host"),
                           json_text(nic, "device"), 100 * json_number(nic, "share"));
         }
     }
-    json_array_foreach (hosts, i, host)
+    FOR_JSON (host, hosts)
         n_alike += json_number(host, "uneven") == 0;
     fputs("</ul>\n", stream);
     if (n_alike > 0)

@@ -22,11 +22,10 @@ static void draw_rates(FILE *stream, const json_t *rows)
     char names[2][64];
     struct page_bars bars = {.title = "GB/s of one rank, largest batch", .unit = "GB/s", .names = {names[0], names[1]}};
     json_t *row;
-    size_t i;
 
     snprintf(names[0], sizeof(names[0]), "epkit%s", baseline.kind);
     snprintf(names[1], sizeof(names[1]), "%s%s, same bytes", baseline.name, baseline.kind);
-    json_array_foreach (rows, i, row) {
+    FOR_JSON (row, rows) {
         if (has_rate(row) && json_number(row, "tokens") >= most)
             page_pair(&bars, bench_rate_of(row), json_number(json_object_get(row, baseline.key), "gbps"), "%s %s",
                       json_text(row, "op"), json_text(row, "type"));
@@ -43,12 +42,11 @@ static void plot_tokens(FILE *stream, const json_t *rows)
                             .y_label = "times a plain copy",
                             .unit = "times"};
     json_t *row;
-    size_t i;
 
     for (size_t k = 0; k < 2; k++) {
         struct svg_series *series = svg_begin(&plot, "%s bf16", ops[k]);
 
-        json_array_foreach (rows, i, row) {
+        FOR_JSON (row, rows) {
             if (has_rate(row) && strcmp(json_text(row, "op"), ops[k]) == 0 &&
                 strcmp(json_text(row, "type"), "bf16") == 0)
                 svg_point(series, json_number(row, "tokens"),

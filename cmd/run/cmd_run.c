@@ -111,9 +111,8 @@ static void append_suite(struct run *run, const struct ranks_spec *spec, const s
                          const struct suite_result *result)
 {
     json_t *case_row;
-    size_t i;
 
-    json_array_foreach (result->cases, i, case_row) {
+    FOR_JSON (case_row, result->cases) {
         json_object_set_new(case_row, "seed", json_integer((json_int_t)run->seed));
     }
     json_array_append_new(run->suites, suite_json(spec, request, result));
@@ -340,7 +339,6 @@ static void print_table(const struct run *run)
     };
     json_t *rows = json_array(), *item;
     const json_t *last = bench_largest(json_object_get(run->bench, "rows"), "dispatch");
-    size_t i;
     char text[128];
 
     for (int part = 0; part < N_PARTS; part++) {
@@ -353,7 +351,7 @@ static void print_table(const struct run *run)
                               json_pack("{s:o, s:i, s:s}", "what", json_sprintf("%s%s", parts[part].matrix, where),
                                         "ranks", run->specs[part].nranks, "result", text));
     }
-    json_array_foreach (json_object_get(run->bench, "rows"), i, item) {
+    FOR_JSON (item, json_object_get(run->bench, "rows")) {
         if (!json_equal(json_object_get(item, "tokens"), json_object_get(last, "tokens")))
             continue;
         describe_rate(item, text, sizeof(text));

@@ -156,14 +156,13 @@ static void add_result(const struct cmd *cmd, const struct cmd_call *call, const
 {
     char command[2048];
     json_t *row;
-    size_t i;
 
     totals->sum.passed += result->passed;
     totals->sum.failed += result->failed;
     totals->sum.total += result->total;
     totals->sum.seconds += result->seconds;
     totals->sum.code = ranks_worse(totals->sum.code, result->code);
-    json_array_foreach (result->cases, i, row) {
+    FOR_JSON (row, result->cases) {
         json_object_set_new(row, "seed", json_integer((json_int_t)request->seed));
         if (json_is_true(json_object_get(row, "passed")))
             continue;
@@ -211,7 +210,6 @@ static void render_text(const struct ranks_spec *spec, const struct suite_reques
 {
     char sentence[128], nodes[32] = "";
     json_t *command;
-    size_t i;
 
     suite_summary(&totals->sum, sentence, sizeof(sentence));
     if (spec->nnodes > 1)
@@ -222,7 +220,7 @@ static void render_text(const struct ranks_spec *spec, const struct suite_reques
     if (json_array_size(totals->commands) == 0)
         return;
     out_line("To repeat what failed:");
-    json_array_foreach (totals->commands, i, command) {
+    FOR_JSON (command, totals->commands) {
         out_line("    %s", json_string_value(command));
     }
 }

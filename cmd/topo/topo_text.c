@@ -359,12 +359,12 @@ static int print_tree(const struct topo_view *view)
 static int print_matrix(const struct topo_view *view)
 {
     json_t *rows = topo_matrix_rows(view), *flat = json_array(), *row;
-    size_t n = json_array_size(rows), i;
+    size_t n = json_array_size(rows);
     struct out_column *columns = memory_new(n + 3, sizeof(*columns));
     int result;
 
     columns[0] = (struct out_column){.title = "", .key = "name"};
-    json_array_foreach (rows, i, row) {
+    for (size_t i = 0; (row = json_array_get(rows, i)); i++) {
         const char *name = json_string_value(json_object_get(row, "name"));
         json_t *line = json_copy(json_object_get(row, "paths"));
 
@@ -420,9 +420,8 @@ static int print_map_table(const struct topo_view *view)
         {.title = "NUMA", .key = "numa_node"}, {.title = "Gb/s", .key = "rate"}, {.title = "WHY", .key = "why"},
     };
     json_t *rows = topo_map_rows(view), *row;
-    size_t i;
 
-    json_array_foreach (rows, i, row) {
+    FOR_JSON (row, rows) {
         double rate = json_number_value(json_object_get(row, "rate_gbps"));
 
         json_object_set_new(row, "rate", rate > 0 ? json_sprintf("%g", rate) : json_null());
@@ -549,9 +548,8 @@ static int print_nics(const struct topo_view *view)
     json_t *rows = topo_port_rows(view), *row;
     bool has_gid = false;
     int result;
-    size_t i;
 
-    json_array_foreach (rows, i, row) {
+    FOR_JSON (row, rows) {
         has_gid = has_gid || json_is_integer(json_object_get(row, "gid"));
     }
 

@@ -30,10 +30,8 @@ static double lowest_ratio(const json_t *verdict)
 {
     double worst = NAN;
     json_t *run, *measure;
-    size_t i, j;
-
-    json_array_foreach (json_object_get(verdict, "runs"), i, run) {
-        json_array_foreach (json_object_get(run, "measures"), j, measure) {
+    FOR_JSON (run, json_object_get(verdict, "runs")) {
+        FOR_JSON (measure, json_object_get(run, "measures")) {
             if (json_is_number(json_object_get(measure, "ratio")))
                 worst = fmin(worst, json_number(measure, "ratio"));
         }
@@ -72,10 +70,9 @@ static const char *why_none(const json_t *runs, bool *ret_passed)
     const char *why = "";
     bool has_ratio = false;
     json_t *run;
-    size_t i;
 
     *ret_passed = false;
-    json_array_foreach (runs, i, run) {
+    FOR_JSON (run, runs) {
         bool has_failed = *json_text(run, "failed");
 
         has_ratio |= json_is_number(json_object_get(run, "ratio"));
@@ -90,9 +87,8 @@ static void describe(const struct triangulate *t, enum triangulate_end end, cons
 {
     int n_slow = 0;
     json_t *name;
-    size_t i;
 
-    for (i = 0; i < t->n_groups; i++)
+    for (size_t i = 0; i < t->n_groups; i++)
         n_slow += t->groups[i].is_slow;
     if (end == TRIANGULATE_NONE)
         text_add(text, "No run of %zu is slow.", t->n_groups);
@@ -101,7 +97,7 @@ static void describe(const struct triangulate *t, enum triangulate_end end, cons
                  n_slow, t->n_groups);
     else
         text_add(text, "%s", end == TRIANGULATE_FOUND ? "Slow: " : "Among these is a slow node: ");
-    json_array_foreach (slow, i, name)
+    for (size_t i = 0; (name = json_array_get(slow, i)); i++)
         text_add(text, "%s%.100s", i ? ", " : "", json_string_value(name));
     if (json_array_size(slow) > 0)
         text_add(text, ", by %zu run%s, %d of them slow.", t->n_groups, t->n_groups == 1 ? "" : "s", n_slow);

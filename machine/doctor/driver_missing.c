@@ -103,9 +103,8 @@ bool machine_lacks_window(const struct doctor_machine *machine, int pci)
     struct source_answer lost =
         kernel_log_fact(machine->source, "gpus-without-window", read_lost_windows, "NVRM: BAR", &where);
     json_t *device;
-    size_t i;
 
-    json_array_foreach ((json_t *)lost.value, i, device)
+    FOR_JSON (device, lost.value)
         if (pci >= 0 && json_is_string(device) &&
             strcmp(json_string_value(device), machine->topo->pci[pci].address) == 0)
             return true;

@@ -226,9 +226,8 @@ bool machine_carries_route(const struct doctor_machine *machine, const char *int
 {
     struct source_answer routes = topo_default_routes(machine->source, TOPO_ROUTES);
     json_t *name;
-    size_t i;
 
-    json_array_foreach ((json_t *)routes.value, i, name) {
+    FOR_JSON (name, routes.value) {
         const char *route = json_string_value(name);
 
         if (route && (strcmp(route, interface) == 0 ||

@@ -272,9 +272,8 @@ static void add_routes(struct topo *topo, struct interfaces *interfaces, const c
 {
     struct source_answer routes = topo_default_routes(topo->source, file);
     json_t *name;
-    size_t i;
 
-    json_array_foreach ((json_t *)routes.value, i, name)
+    FOR_JSON (name, routes.value)
         if (json_is_string(name))
             add_interface(interfaces, topo_copy_line(topo, json_string_value(name)));
 }

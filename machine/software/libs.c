@@ -316,9 +316,8 @@ struct source_names libs_mapped(struct source *source, const char *part)
     struct source_names names = {.state = mapped.state, .why = mapped.why};
     const char **paths = source_alloc(source, (json_array_size(mapped.value) + 1) * sizeof(*paths));
     json_t *item;
-    size_t i;
 
-    json_array_foreach ((json_t *)mapped.value, i, item) {
+    FOR_JSON (item, mapped.value) {
         const char *path = json_string_value(item);
 
         if (path && strstr(text_base(path), part) && !ANY_OF(k, names.n, strcmp(paths[k], path) == 0))

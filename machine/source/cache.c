@@ -185,7 +185,7 @@ enum source_state cache_state(const json_t *entry, const char **ret_why)
 /* The approximate memory of a value. */
 static size_t entry_weight(const json_t *value)
 {
-    size_t bytes = ENTRY_BYTES, i;
+    size_t bytes = ENTRY_BYTES;
     const char *key;
     json_t *item;
 
@@ -193,7 +193,7 @@ static size_t entry_weight(const json_t *value)
     case JSON_STRING:
         return bytes + json_string_length(value);
     case JSON_ARRAY:
-        json_array_foreach (value, i, item)
+        FOR_JSON (item, value)
             bytes += entry_weight(item);
         return bytes;
     case JSON_OBJECT:

@@ -262,13 +262,13 @@ void scrub_learn_confs(struct scrub *scrub, json_t *const cached[CACHE_KINDS])
 {
     json_t *all = json_object(), *value, *item;
     const char **names, *key;
-    size_t n = 0, i;
+    size_t n = 0;
 
     for (int kind = CACHE_FILES; kind <= CACHE_STATS; kind++)
         json_object_foreach (cached[kind], key, value) {
             collect_conf(all, text_base(key));
             if (kind == CACHE_FOLDERS && json_is_array(value))
-                json_array_foreach (value, i, item)
+                FOR_JSON (item, value)
                     collect_conf(all, json_string_value(item));
         }
     names = memory_new(json_object_size(all), sizeof(*names));

@@ -91,13 +91,12 @@ static const char *check_link(const json_t *entry)
 static const char *check_names(const json_t *entry)
 {
     const json_t *name;
-    size_t i;
 
     if (!json_is_array(entry))
         return "is neither a list of names nor an object with \"state\"";
     if (json_array_size(entry) > SOURCE_NAMES_MAX)
         return "has more than 16384 names";
-    json_array_foreach (entry, i, name) {
+    FOR_JSON (name, entry) {
         const char *text = json_string_value(name);
 
         if (!text || has_nul(name) || !text[0] || strchr(text, '/') || strcmp(text, ".") == 0 ||
@@ -179,7 +178,7 @@ static json_t *entry_of(json_t *given)
 
     if (json_is_array(given)) {
         text = json_array();
-        json_array_foreach (given, at, item)
+        FOR_JSON (item, given)
             json_array_append_new(text, entry_of(item));
         return text;
     }

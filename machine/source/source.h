@@ -21,8 +21,9 @@
 #ifndef EP_MACHINE_SOURCE_SOURCE_H
 #define EP_MACHINE_SOURCE_SOURCE_H
 
+#include "common/json.h"
+
 #include <epkit/status.h>
-#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>

@@ -15,11 +15,10 @@ static void check_findings(const json_t *findings)
 {
     static const char *const keys[] = {"id", "severity", "by", "says", "why", "fix"};
     const json_t *finding;
-    size_t i;
 
     if (!json_is_array(findings))
         abort();
-    json_array_foreach (findings, i, finding)
+    FOR_JSON (finding, findings)
         for (size_t k = 0; k < sizeof(keys) / sizeof(keys[0]); k++)
             if (json_string_length(json_object_get(finding, keys[k])) == 0)
                 abort();

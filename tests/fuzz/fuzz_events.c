@@ -65,7 +65,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     check(n_events + n_exits <= NRANKS * n_lines);
     /* Nothing that was said is lost. */
     check(n_lines == 0 || n_events + n_exits > 0 || json_array_size(reader.problems) > 0);
-    json_array_foreach (reader.problems, i, problem) {
+    FOR_JSON (problem, reader.problems) {
         char where[64];
 
         list_ranks(json_object_get(problem, "ranks"), where, sizeof(where));

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The launcher of ranks: events, exit codes, deaths and deadlines, with processes and with threads. */
 #include "common/cmd.h"
+#include "common/json.h"
 #include "common/ranks/ranks_internal.h"
 
 #include "base/error.h"
@@ -148,11 +149,10 @@ static void test_bound_before_there_is_memory(void **state)
     json_t *parameters = json_object(), *event;
     struct received received = {json_array()};
     char text[64];
-    size_t i;
 
     assert_int_equal(ranks_run(&spec, "hello", parameters, on_event, &received), CMD_UNSUPPORTED);
     assert_int_equal(json_array_size(received.events), NRANKS);
-    json_array_foreach (received.events, i, event) {
+    FOR_JSON (event, received.events) {
         int rank = (int)json_integer_value(json_object_get(event, "rank"));
 
         snprintf(text, sizeof(text), "rank %d was bound as %d", rank, rank);
@@ -165,10 +165,9 @@ static void test_bound_before_there_is_memory(void **state)
 static int count_events(const json_t *received, const char *kind)
 {
     json_t *event;
-    size_t i;
     int n = 0;
 
-    json_array_foreach (received, i, event) {
+    FOR_JSON (event, received) {
         n += strcmp(json_string_value(json_object_get(event, "event")), kind) == 0;
     }
     return n;
@@ -178,10 +177,9 @@ static int count_events(const json_t *received, const char *kind)
 static const json_t *the_error(const json_t *received)
 {
     json_t *event;
-    size_t i;
 
     assert_int_equal(count_events(received, "error"), 1);
-    json_array_foreach (received, i, event) {
+    FOR_JSON (event, received) {
         if (strcmp(json_string_value(json_object_get(event, "event")), "error") == 0)
             return event;
     }
@@ -197,12 +195,11 @@ static void test_events_and_parameters(void **state)
 {
     bool seen[NRANKS] = {false};
     json_t *received, *event;
-    size_t i;
 
     assert_int_equal(run(boot_of(state), "hello", json_pack("{s:s}", "echo", "a \"quoted\" line\n"), 0, &received),
                      CMD_FINE);
     assert_int_equal(json_array_size(received), NRANKS);
-    json_array_foreach (received, i, event) {
+    FOR_JSON (event, received) {
         assert_string_equal(json_string_value(json_object_get(event, "echo")), "a \"quoted\" line\n");
         seen[json_integer_value(json_object_get(event, "rank"))] = true;
     }
@@ -216,11 +213,10 @@ static void test_long_lines(void **state)
 {
     int next[NRANKS] = {0};
     json_t *received, *event;
-    size_t i;
 
     assert_int_equal(run(boot_of(state), "big", json_object(), 0, &received), CMD_FINE);
     assert_int_equal(json_array_size(received), NRANKS * BIG_EVENTS);
-    json_array_foreach (received, i, event) {
+    FOR_JSON (event, received) {
         int rank = (int)json_integer_value(json_object_get(event, "rank"));
         const char *text = json_string_value(json_object_get(event, "text"));
         const char same[] = {(char)('a' + rank), '\0'};
@@ -256,11 +252,10 @@ static void test_worst_code(void **state)
 static void test_errors_of_calls(void **state)
 {
     json_t *received, *event;
-    size_t i;
 
     assert_int_equal(run(boot_of(state), "errors", json_object(), 0, &received), CMD_FAILED);
     assert_int_equal(json_array_size(received), NRANKS);
-    json_array_foreach (received, i, event) {
+    FOR_JSON (event, received) {
         assert_string_equal(json_string_value(json_object_get(event, "status")), "EP_E_VALUE");
         assert_string_equal(json_string_value(json_object_get(event, "what")), "checking rows");
         assert_string_equal(json_string_value(json_object_get(event, "text")), "test: row 3 holds a NaN");
