@@ -77,7 +77,7 @@ int cmd_usage(const struct cmd *cmd, const char *format, ...)
 {
     char text[512];
 
-    WITH_ARGS(format, vsnprintf(text, sizeof(text), format, args));
+    WITH_ARGS(args, format, vsnprintf(text, sizeof(text), format, args));
     ending_dismiss();
     out_error("%s: %s", cmd->name, text);
     return hint_usage(cmd);
@@ -87,7 +87,7 @@ int cmd_refuse(const struct cmd *cmd, const char *where, const char *format, ...
 {
     char text[512];
 
-    WITH_ARGS(format, vsnprintf(text, sizeof(text), format, args));
+    WITH_ARGS(args, format, vsnprintf(text, sizeof(text), format, args));
     if (where)
         out_error("%s: %s: %s", cmd->name, where, text);
     else

@@ -58,7 +58,7 @@ bool variable_is_true(const char *value)
 
 static bool __attribute__((format(printf, 3, 4))) refuse(char *ret_why, size_t bytes, const char *format, ...)
 {
-    WITH_ARGS(format, vsnprintf(ret_why, bytes, format, args));
+    WITH_ARGS(args, format, vsnprintf(ret_why, bytes, format, args));
     return false;
 }
 

@@ -49,7 +49,7 @@ char *memory_vprintf(const char *format, va_list args)
 
 char *memory_printf(const char *format, ...)
 {
-    return WITH_ARGS(format, memory_vprintf(format, args));
+    return WITH_ARGS(args, format, memory_vprintf(format, args));
 }
 
 FILE *memory_stream(char **ret_text, size_t *ret_bytes)

@@ -30,8 +30,8 @@ char *memory_vprintf(const char *format, va_list args) __attribute__((format(pri
 FILE *memory_stream(char **ret_text, size_t *ret_bytes) __attribute__((returns_nonnull));
 void memory_close(FILE *stream);
 
-/* In a function with arguments behind `format`: the result of a call that takes them as `args`, a va_list. */
-#define WITH_ARGS(format, call)                                                                                        \
+/* In a function with arguments behind `format`: the result of `call`, which takes them as the va_list `args`. */
+#define WITH_ARGS(args, format, call)                                                                                  \
     ({                                                                                                                 \
         va_list args;                                                                                                  \
         va_start(args, format);                                                                                        \

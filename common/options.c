@@ -28,7 +28,7 @@ struct parser {
 
 static int __attribute__((format(printf, 2, 3))) reject(struct parser *parser, const char *format, ...)
 {
-    WITH_ARGS(format, vsnprintf(parser->error, parser->error_bytes, format, args));
+    WITH_ARGS(args, format, vsnprintf(parser->error, parser->error_bytes, format, args));
     return CMD_USAGE;
 }
 

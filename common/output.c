@@ -57,7 +57,7 @@ static char *__attribute__((format(printf, 1, 0))) make_text(const char *format,
 
 void out_verdict(enum out_tone tone, const char *format, ...)
 {
-    char *text = WITH_ARGS(format, make_text(format, args));
+    char *text = WITH_ARGS(args, format, make_text(format, args));
 
     progress_hide();
     ending_dismiss();
@@ -88,7 +88,7 @@ static void print_line(const char *text)
 
 void out_message(enum out_tone tone, const char *format, ...)
 {
-    char *text = WITH_ARGS(format, make_line(format, args));
+    char *text = WITH_ARGS(args, format, make_line(format, args));
 
     progress_hide();
     fflush(stdout);
@@ -104,7 +104,7 @@ void out_message(enum out_tone tone, const char *format, ...)
 
 void out_detail(const char *key, const char *label, const char *format, ...)
 {
-    char *text = WITH_ARGS(format, make_line(format, args));
+    char *text = WITH_ARGS(args, format, make_line(format, args));
 
     progress_hide();
     fprintf(stderr, "       %s", label);

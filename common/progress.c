@@ -93,6 +93,6 @@ void progress_update(long done, long total, const char *format, ...)
         return;
     progress.done = done;
     progress.total = total;
-    WITH_ARGS(format, vsnprintf(progress.text, sizeof(progress.text), format, args));
+    WITH_ARGS(args, format, vsnprintf(progress.text, sizeof(progress.text), format, args));
     progress_tick();
 }

@@ -101,7 +101,7 @@ struct text text_in(char *bytes, size_t room)
 
 void text_add(struct text *text, const char *format, ...)
 {
-    int n = WITH_ARGS(format, vsnprintf(text->bytes + text->n, text->room - text->n, format, args));
+    int n = WITH_ARGS(args, format, vsnprintf(text->bytes + text->n, text->room - text->n, format, args));
 
     text->n += n > 0 ? (size_t)n : 0;
     if (text->n >= text->room)
@@ -112,7 +112,7 @@ void text_append(char *text, size_t room, const char *format, ...)
 {
     size_t n = strlen(text);
 
-    WITH_ARGS(format, vsnprintf(text + n, room - n, format, args));
+    WITH_ARGS(args, format, vsnprintf(text + n, room - n, format, args));
 }
 
 int text_number(const char *text, size_t n, int most)

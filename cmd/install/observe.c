@@ -45,7 +45,7 @@ void observe_line(const char *format, ...)
 {
     char text[512];
 
-    WITH_ARGS(format, vsnprintf(text, sizeof(text), format, args));
+    WITH_ARGS(args, format, vsnprintf(text, sizeof(text), format, args));
     progress_hide();
     if (observed.is_quiet)
         fprintf(stderr, "%s\n", text);

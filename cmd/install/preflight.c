@@ -22,7 +22,7 @@ row(struct install *install, const char *name, int result, const char *format, .
         return;
     at->name = name;
     at->result = result;
-    WITH_ARGS(format, vsnprintf(at->text, sizeof(at->text), format, args));
+    WITH_ARGS(args, format, vsnprintf(at->text, sizeof(at->text), format, args));
     install->n_preflight++;
 }
 

@@ -24,7 +24,7 @@
 
 enum install_result install_fail(struct install *install, const char *format, ...)
 {
-    WITH_ARGS(format, vsnprintf(install->failure, sizeof(install->failure), format, args));
+    WITH_ARGS(args, format, vsnprintf(install->failure, sizeof(install->failure), format, args));
     return INSTALL_FAILED;
 }
 

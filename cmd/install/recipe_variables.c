@@ -205,7 +205,7 @@ refuse_value(const struct recipe_input *input, const char *format, ...)
 
     if (input->is_value_refused)
         *input->is_value_refused = true;
-    WITH_ARGS(format, vsnprintf(text, sizeof(text), format, args));
+    WITH_ARGS(args, format, vsnprintf(text, sizeof(text), format, args));
     return ep_fail(EP_E_ARG, "%s", text);
 }
 

@@ -28,7 +28,7 @@ void launch_note(struct launch *launch, const char *format, ...)
 {
     char text[1024];
 
-    WITH_ARGS(format, vsnprintf(text, sizeof(text), format, args));
+    WITH_ARGS(args, format, vsnprintf(text, sizeof(text), format, args));
     text_clean(text, text, sizeof(text)); /* names and dates in it may be a stranger's */
     launch_log(launch, text);
     out_note("%s", text);

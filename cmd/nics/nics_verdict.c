@@ -175,7 +175,7 @@ add_fault(const struct nics_device *device, struct nics_verdict *verdict, const 
 {
     char text[78];
 
-    WITH_ARGS(format, vsnprintf(text, sizeof(text), format, args));
+    WITH_ARGS(args, format, vsnprintf(text, sizeof(text), format, args));
     if (verdict->n_faults++ < (int)(sizeof(verdict->faults) / sizeof(verdict->faults[0])))
         snprintf(verdict->faults[verdict->n_faults - 1], sizeof(verdict->faults[0]), "%s: %s", device->label, text);
 }

@@ -20,7 +20,7 @@ void feed(struct parser *parser, bool (*reader)(struct parser *, const char *), 
 {
     char line[512];
 
-    WITH_ARGS(format, vsnprintf(line, sizeof(line), format, args));
+    WITH_ARGS(args, format, vsnprintf(line, sizeof(line), format, args));
     line[prefix_clean(line, strlen(line))] = '\0'; /* texts of a document may hold any character */
     (void)reader(parser, line);
 }

@@ -55,7 +55,7 @@ void page_end(FILE *stream)
 
 void page_item(FILE *stream, const char *tone, const char *check, const char *format, ...)
 {
-    char *text = WITH_ARGS(format, memory_vprintf(format, args));
+    char *text = WITH_ARGS(args, format, memory_vprintf(format, args));
     page_print(stream, "<li class=\"%s\">%s", tone, text);
     if (*check)
         page_print(stream, " <code>epkit doctor --only %s</code>", check);
@@ -67,7 +67,7 @@ void page_pair(struct page_bars *bars, double first, double second, const char *
 {
     if (bars->n == COUNT(bars->pairs))
         return;
-    WITH_ARGS(label, vsnprintf(bars->pairs[bars->n].label, sizeof(bars->pairs[0].label), label, args));
+    WITH_ARGS(args, label, vsnprintf(bars->pairs[bars->n].label, sizeof(bars->pairs[0].label), label, args));
     bars->pairs[bars->n].values[0] = first;
     bars->pairs[bars->n++].values[1] = second;
 }

@@ -22,7 +22,7 @@ struct svg_series *svg_begin(struct svg_plot *plot, const char *name, ...)
     struct svg_series *series = &plot->series[plot->n++];
 
     series->n = 0;
-    WITH_ARGS(name, vsnprintf(series->name, sizeof(series->name), name, args));
+    WITH_ARGS(args, name, vsnprintf(series->name, sizeof(series->name), name, args));
     return series;
 }
 

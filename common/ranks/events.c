@@ -81,7 +81,7 @@ json_t *ranks_problem_new(int rank, const char *what, const char *hint, const ch
 {
     char raw[512], text[512];
 
-    WITH_ARGS(format, vsnprintf(raw, sizeof(raw), format, args));
+    WITH_ARGS(args, format, vsnprintf(raw, sizeof(raw), format, args));
     /* Invalid UTF-8, for example a truncated name, cannot be put into JSON. */
     text_clean(raw, text, sizeof(text));
     return json_pack("{s:s, s:i, s:s, s:s, s:s}", "event", "error", "rank", rank, "what", what, "text", text, "hint",

@@ -203,13 +203,11 @@ static ep_status compare_configs(const ep_ll *ll, const struct ll_identity *all)
     };
 
     int first = ep_comm_first(ll->comm);
-    char call[32];
 
-    snprintf(call, sizeof(call), "%s: ", ep_ll_open_call(ll));
     for (int rank = first + 1; rank < ll->comm->nranks; rank++)
         if (ep_comm_has(ll->comm, rank))
-            EP_TRY(ep_group_compare(call, fields, sizeof(fields) / sizeof(fields[0]), &all[first].config, first,
-                                    &all[rank].config, rank));
+            EP_TRY(ep_group_compare(ep_ll_open_call(ll), fields, sizeof(fields) / sizeof(fields[0]), &all[first].config,
+                                    first, &all[rank].config, rank));
     return EP_OK;
 }
 

@@ -289,8 +289,8 @@ ep_status ep_group_fail_disagree(const char *call, const char *field, int64_t mi
 
     describe(field, mine, here);
     describe(field, theirs, there);
-    return ep_fail(EP_E_MISMATCH, "%sranks disagree: %s is %s on rank %d and %s on rank %d", call, field, here, me,
-                   there, rank);
+    return ep_fail(EP_E_MISMATCH, "%s%sranks disagree: %s is %s on rank %d and %s on rank %d", call, *call ? ": " : "",
+                   field, here, me, there, rank);
 }
 
 ep_status ep_group_fail_calls(uint32_t mine, int me, uint32_t theirs, int rank)

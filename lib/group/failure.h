@@ -23,7 +23,7 @@ struct ep_group_field {
     size_t at;
 };
 /*
- * EP_E_MISMATCH with the first field that differs between `mine`, of rank `me`, and `theirs`. call: "ep_...: ", or "".
+ * EP_E_MISMATCH with the first field that differs between `mine`, of rank `me`, and `theirs`. `call`: its name, or "".
  */
 ep_status ep_group_compare(const char *call, const struct ep_group_field *fields, size_t n, const void *mine, int me,
                            const void *theirs, int rank);

@@ -38,10 +38,10 @@ static ep_status compare_rows(const struct ep_group_completion *c)
     for (int rank = first + 1; rank < c->plan->comm->nranks; rank++) {
         if (!ep_comm_has(c->plan->comm, rank))
             continue;
-        EP_TRY(ep_group_compare("ep_plan_new: ", fields, sizeof(fields) / sizeof(fields[0]), c->rows[first], first,
+        EP_TRY(ep_group_compare("ep_plan_new", fields, sizeof(fields) / sizeof(fields[0]), c->rows[first], first,
                                 c->rows[rank], rank));
         if ((c->rows[first]->max_recv_tokens > 0) != (c->rows[rank]->max_recv_tokens > 0))
-            return ep_group_fail_disagree("ep_plan_new: ", "max_recv_tokens", c->rows[first]->max_recv_tokens, first,
+            return ep_group_fail_disagree("ep_plan_new", "max_recv_tokens", c->rows[first]->max_recv_tokens, first,
                                           c->rows[rank]->max_recv_tokens, rank);
     }
     return EP_OK;

@@ -177,7 +177,8 @@ static void find_missing_of_torch(const struct doctor_machine *machine, struct d
     }
 }
 
-STACK_NEED(stack_needs_libraries)
+void stack_needs_libraries(const struct doctor_machine *machine, const struct stack_installed *installed,
+                           struct doctor_result *result)
 {
     struct libs_env env = libs_env_of(machine->source);
     const char *path, *package = installed->stack->package;
@@ -212,7 +213,8 @@ static int python_of(const char *torch)
     return minor > 0 && minor < 100 ? 300 + minor : 0;
 }
 
-STACK_NEED(stack_needs_python)
+void stack_needs_python(const struct doctor_machine *machine, const struct stack_installed *installed,
+                        struct doctor_result *result)
 {
     const char *path = installed->extension, *torch = machine->software->torch, *base = text_base(path);
     int tag = tag_of(path), python = python_of(torch);
@@ -266,7 +268,8 @@ static const char *path_of_torch(const struct doctor_machine *machine, const cha
     return path;
 }
 
-STACK_NEED(stack_needs_symbols)
+void stack_needs_symbols(const struct doctor_machine *machine, const struct stack_installed *installed,
+                         struct doctor_result *result)
 {
     const char *path = extension_of(installed, result);
     struct libs_env env = libs_env_of(machine->source);
@@ -397,7 +400,8 @@ static void need_driver(const struct doctor_machine *machine, struct doctor_resu
                   user->cuda, user->cuda - 1);
 }
 
-STACK_NEED(stack_needs_cuda)
+void stack_needs_cuda(const struct doctor_machine *machine, const struct stack_installed *installed,
+                      struct doctor_result *result)
 {
     struct cuda_user users[] = {cuda_user(machine, installed->stack->title, extension_of(installed, result)),
                                 cuda_of_torch(machine)};

@@ -61,7 +61,8 @@ static struct lib_location loaded_nccl(const struct doctor_machine *machine)
 
 /* --- the package --- */
 
-static STACK_NEED(needs_files)
+static void needs_files(const struct doctor_machine *machine, const struct stack_installed *installed,
+                        struct doctor_result *result)
 {
     const struct stack *stack = installed->stack;
 
@@ -91,7 +92,8 @@ static STACK_NEED(needs_files)
     doctor_fix(result, false, "%s", reinstall(machine, installed));
 }
 
-static STACK_NEED(needs_one_owner)
+static void needs_one_owner(const struct doctor_machine *machine, const struct stack_installed *installed,
+                            struct doctor_result *result)
 {
     const char *names = "", *title = "";
     struct doctor_result cuda = *result;
@@ -119,7 +121,8 @@ static STACK_NEED(needs_one_owner)
     doctor_advise(result, "Uninstall all of them, since each removes files of the others; then install one.");
 }
 
-static STACK_NEED(needs_companions)
+static void needs_companions(const struct doctor_machine *machine, const struct stack_installed *installed,
+                             struct doctor_result *result)
 {
     const struct stack *stack = installed->stack;
     size_t n = strcspn(installed->version, "+");
@@ -142,7 +145,8 @@ static STACK_NEED(needs_companions)
 
 /* --- PyTorch, NCCL --- */
 
-static STACK_NEED(needs_torch)
+static void needs_torch(const struct doctor_machine *machine, const struct stack_installed *installed,
+                        struct doctor_result *result)
 {
     const struct stack *stack = installed->stack;
     const struct software *software = machine->software;
@@ -165,7 +169,8 @@ static STACK_NEED(needs_torch)
     doctor_advise(result, "Or activate the environment that has it.");
 }
 
-static STACK_NEED(needs_nccl)
+static void needs_nccl(const struct doctor_machine *machine, const struct stack_installed *installed,
+                       struct doctor_result *result)
 {
     const struct stack *stack = installed->stack;
     struct lib_location nccl;
@@ -194,7 +199,8 @@ static STACK_NEED(needs_nccl)
 }
 
 /* Its import asks Python's metadata for NCCL, and compares that file with the one that is loaded. */
-static STACK_NEED(needs_one_nccl)
+static void needs_one_nccl(const struct doctor_machine *machine, const struct stack_installed *installed,
+                           struct doctor_result *result)
 {
     const char *root = source_env(machine->source, "EP_NCCL_ROOT_DIR"),
                *quiet = source_env(machine->source, "EP_SUPPRESS_NCCL_CHECK"), *path, *missing = "";
@@ -236,7 +242,8 @@ static STACK_NEED(needs_one_nccl)
                   path);
 }
 
-static STACK_NEED(needs_nccl_ep)
+static void needs_nccl_ep(const struct doctor_machine *machine, const struct stack_installed *installed,
+                          struct doctor_result *result)
 {
     const struct stack *needed = stack_find("nccl-ep");
     const struct stacks_installed *all = &machine->software->stacks;
@@ -297,7 +304,8 @@ static const char *nvcc_version(const struct doctor_machine *machine, const char
     return source_printf(machine->source, "%.*s", (int)strspn(version, "0123456789."), version);
 }
 
-static STACK_NEED(needs_nvcc)
+static void needs_nvcc(const struct doctor_machine *machine, const struct stack_installed *installed,
+                       struct doctor_result *result)
 {
     const struct stack *stack = installed->stack;
     const char *nvcc, *version, *home = source_env(machine->source, "CUDA_HOME"), *major;
@@ -342,7 +350,8 @@ static STACK_NEED(needs_nvcc)
 }
 
 /* Of DeepEP 2 and HybridEP it is the class Buffer that waits between nodes: others of theirs do without NVSHMEM. */
-static STACK_NEED(needs_nvshmem)
+static void needs_nvshmem(const struct doctor_machine *machine, const struct stack_installed *installed,
+                          struct doctor_result *result)
 {
     const struct stack *stack = installed->stack;
     const struct software_nvshmem *nvshmem = &machine->software->nvshmem;
@@ -365,7 +374,8 @@ static STACK_NEED(needs_nvshmem)
 
 /* --- between GPUs and nodes --- */
 
-static STACK_NEED(needs_gin)
+static void needs_gin(const struct doctor_machine *machine, const struct stack_installed *installed,
+                      struct doctor_result *result)
 {
     const char *off = source_env(machine->source, "EP_DISABLE_GIN");
     bool is_off = off && strcmp(off, "0") != 0, has_none = machine_n_data_nics(machine->topo) == 0;
@@ -422,7 +432,8 @@ static bool ucx_leaves(const struct doctor_machine *machine, const char *list, c
 }
 
 /* UCX opens every active port, and stops at one for other purposes that has no GIDs (smg-project/smg#2520). */
-static STACK_NEED(find_port_without_gid)
+static void find_port_without_gid(const struct doctor_machine *machine, const struct stack_installed *installed,
+                                  struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
     const char *without = "", *others = "";
@@ -448,7 +459,8 @@ static STACK_NEED(find_port_without_gid)
 }
 
 /* UCX takes TCP then, and says nothing. On one node it needs no NICs. */
-static STACK_NEED(needs_ucx_lists)
+static void needs_ucx_lists(const struct doctor_machine *machine, const struct stack_installed *installed,
+                            struct doctor_result *result)
 {
     bool is_rack = machine_has_multinode_nvlink(machine->topo),
          needs_nics = machine_n_data_nics(machine->topo) > 0 &&
@@ -469,7 +481,8 @@ static STACK_NEED(needs_ucx_lists)
         find_port_without_gid(machine, installed, result);
 }
 
-static STACK_NEED(needs_ucx_device)
+static void needs_ucx_device(const struct doctor_machine *machine, const struct stack_installed *installed,
+                             struct doctor_result *result)
 {
     struct libs_env env = libs_env_of(machine->source);
     const char *ucp = "", *folder;
@@ -492,7 +505,8 @@ static STACK_NEED(needs_ucx_device)
     doctor_advise(result, "The wheel brings such a UCX. Between nodes nothing works without it.");
 }
 
-static STACK_NEED(needs_nvlink)
+static void needs_nvlink(const struct doctor_machine *machine, const struct stack_installed *installed,
+                         struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
 
@@ -510,7 +524,8 @@ static STACK_NEED(needs_nvlink)
  * Of the group deepep these are what others find in the deep_ep that is imported: the rest of it reports the needs
  * above, of all stacks.
  */
-static STACK_NEED(needs_no_finding)
+static void needs_no_finding(const struct doctor_machine *machine, const struct stack_installed *installed,
+                             struct doctor_result *result)
 {
     const char *const *of_deepep =
         TEXTS("mapping-inactive", "stale-copy", "deepep-too-old", "other-nvshmem", "gpu-arch");
@@ -529,7 +544,8 @@ static STACK_NEED(needs_no_finding)
     }
 }
 
-static STACK_NEED(needs_gpu)
+static void needs_gpu(const struct doctor_machine *machine, const struct stack_installed *installed,
+                      struct doctor_result *result)
 {
     if (machine->topo->n_gpus > 0 || strcmp(installed->stack->name, "epkit") == 0)
         return;

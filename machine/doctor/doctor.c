@@ -101,7 +101,7 @@ format_text(const struct doctor_result *result, const char *ends, const char *fo
 }
 
 /* The text that the last arguments of a function make. */
-#define FORMATTED(result, ends, format) WITH_ARGS(format, format_text(result, ends, format, args))
+#define FORMATTED(result, ends, format) WITH_ARGS(args, format, format_text(result, ends, format, args))
 
 void doctor_found(struct doctor_result *result, enum doctor_severity severity, const char *format, ...)
 {
@@ -144,7 +144,7 @@ void doctor_evidence_env(struct doctor_result *result, const char *name)
 void doctor_fix(struct doctor_result *result, bool is_safe, const char *format, ...)
 {
     char unused[1];
-    int n = WITH_ARGS(format, vsnprintf(unused, sizeof(unused), format, args));
+    int n = WITH_ARGS(args, format, vsnprintf(unused, sizeof(unused), format, args));
 
     /* A truncated command is another command, or leaves a quote open. */
     if (n < 0 || n >= TEXT_BYTES) {

@@ -165,10 +165,8 @@ bool doctor_is_inconclusive(const struct doctor_result *result);
  */
 
 /* Compares a need of `installed` with the machine. The result is DOCTOR_FINE before. */
-#define STACK_NEED(name)                                                                                               \
-    void name(const struct doctor_machine *machine, const struct stack_installed *installed,                           \
-              struct doctor_result *result)
-typedef STACK_NEED(stack_need);
+typedef void stack_need(const struct doctor_machine *machine, const struct stack_installed *installed,
+                        struct doctor_result *result);
 
 /* The needs of the extension, from its ELF headers (checks_import.c). */
 stack_need stack_needs_python, stack_needs_cuda, stack_needs_libraries, stack_needs_symbols;

@@ -168,7 +168,7 @@ void map_free(struct map *map)
 
 void map_explain(struct map_choice *choice, const char *format, ...)
 {
-    WITH_ARGS(format, vsnprintf(choice->why, sizeof(choice->why), format, args));
+    WITH_ARGS(args, format, vsnprintf(choice->why, sizeof(choice->why), format, args));
 }
 
 void map_finish(const struct topo *topo, struct map *map)

@@ -48,7 +48,7 @@ report(struct audit_work *work, enum audit_kind kind, const struct source_variab
 
     if (work->audit->n == AUDIT_MAX)
         return true;
-    WITH_ARGS(format, vsnprintf(text, sizeof(text), format, args));
+    WITH_ARGS(args, format, vsnprintf(text, sizeof(text), format, args));
     work->audit->rows[work->audit->n++] =
         (struct audit_row){.kind = kind,
                            .name = audit_clean(work, variable->name),

@@ -125,7 +125,7 @@ const char *cache_plain_path(const char *path, char ret_path[PATH_MAX])
 struct source *source_path(struct source *source, const char *format, ...)
 {
     char path[PATH_MAX];
-    int n = WITH_ARGS(format, vsnprintf(path, sizeof(path), format, args));
+    int n = WITH_ARGS(args, format, vsnprintf(path, sizeof(path), format, args));
 
     source->path[0] = '\0';
     source->path_why = n < 0 || n >= PATH_MAX ? TOO_LONG : cache_plain_path(path, source->path);

@@ -25,7 +25,7 @@
 
 static bool __attribute__((format(printf, 2, 3))) elf_refuse(struct elf_image *image, const char *format, ...)
 {
-    WITH_ARGS(format, vsnprintf(image->why, sizeof(image->why), format, args));
+    WITH_ARGS(args, format, vsnprintf(image->why, sizeof(image->why), format, args));
     return false;
 }
 

@@ -16,7 +16,7 @@ void check_mismatch(struct check_run *run, const char *format, ...)
         return;
     verdict->failed = 1;
     n = snprintf(verdict->text, sizeof(verdict->text), "%s: ", run->phase);
-    WITH_ARGS(format, vsnprintf(verdict->text + n, sizeof(verdict->text) - (size_t)n, format, args));
+    WITH_ARGS(args, format, vsnprintf(verdict->text + n, sizeof(verdict->text) - (size_t)n, format, args));
 }
 
 /* One element as a number, whatever its size. */

@@ -17,7 +17,7 @@ bool check_fail(struct check_error *error, const char *format, ...)
 {
     if (!error)
         return false;
-    WITH_ARGS(format, vsnprintf(error->text, sizeof(error->text), format, args));
+    WITH_ARGS(args, format, vsnprintf(error->text, sizeof(error->text), format, args));
     return false;
 }
 

@@ -36,14 +36,14 @@ ep_status cuda_fail_disagree(const struct cuda_comm *cuda, enum ep_group_phase p
     if (word == CUDA_DESC_PHASE || word >= CUDA_DESC_COMPARED)
         return ep_group_fail_calls(mine, me, theirs, rank);
     if (is_plan && word == CUDA_DESC_PLAN_FLAGS && (mine ^ theirs) & fixed)
-        return ep_group_fail_disagree("ep_plan_new: ", "max_recv_tokens (1: fixed capacity)", !!(mine & fixed), me,
+        return ep_group_fail_disagree("ep_plan_new", "max_recv_tokens (1: fixed capacity)", !!(mine & fixed), me,
                                       !!(theirs & fixed), rank);
     if (!is_plan && word == CUDA_DESC_OUTPUTS && (mine ^ theirs) << (32 - EP_GROUP_OUTPUT_BITS) == 0)
-        return ep_group_fail_disagree("ep_dispatch: ", "source_stride", mine >> EP_GROUP_OUTPUT_BITS, me,
+        return ep_group_fail_disagree("ep_dispatch", "source_stride", mine >> EP_GROUP_OUTPUT_BITS, me,
                                       theirs >> EP_GROUP_OUTPUT_BITS, rank);
     if (!is_plan && word == CUDA_DESC_OUTPUTS)
         return ep_group_fail_outputs(mine, me, theirs, rank);
-    return ep_group_fail_disagree(is_plan && word != CUDA_DESC_PLAN ? "ep_plan_new: " : "",
+    return ep_group_fail_disagree(is_plan && word != CUDA_DESC_PLAN ? "ep_plan_new" : "",
                                   (is_plan ? of_plan : of_operation)[word], (int32_t)mine, me, (int32_t)theirs, rank);
 }
 

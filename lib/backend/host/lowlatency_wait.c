@@ -250,7 +250,7 @@ ep_status ll_fail_damaged(ep_ll *ll, int rank, enum ep_group_phase phase, const 
 ep_status ll_fail_disagree(ep_ll *ll, enum ep_group_phase phase, const char *field, int64_t mine, int64_t theirs,
                            int rank)
 {
-    const char *call = phase == EP_GROUP_LL_RECV ? "ep_ll_dispatch: " : "ep_ll_combine: ";
+    const char *call = phase == EP_GROUP_LL_RECV ? "ep_ll_dispatch" : "ep_ll_combine";
 
     return ep_group_set_own_failure(
         ep_group_of(ll->comm), ep_group_fail_disagree(call, field, mine, ll->comm->rank, theirs, rank), rank, phase);
