@@ -13,7 +13,7 @@ documented() {
 
 @test "all command lines in the documents are valid" {
     cd "$EPKIT_SOURCE"
-    documented README.md README.zh-CN.md HACKING.md docs/*.md deploy/helm/epkit/templates/NOTES.txt
+    documented ./*.md {bench,docs,examples,python,tests/*}/*.md man/*.scd deploy/helm/epkit/templates/NOTES.txt
 }
 
 @test "the quickstart on a laptop: each command is taken as it is, and the output is what the page says" {
@@ -104,6 +104,8 @@ noticed() {
     noticed "doctor has no option --jsn" 'srun -N2 epkit doctor --jsn'
     noticed "launch has no option --conect" 'kubectl exec -it $POD -- epkit launch --conect srun hostname'
     noticed "--queue lacks its value" 'epkit deploy check --gpus 8 --queue'
+    noticed "bench does not take --ll-tokens 8,128" 'build-cuda/epkit bench --only ll --ll-tokens 8,128 --iters 9'
+    noticed "test does not take --boot=thraeds" 'epkit test internode --boot=thraeds'
     printf 'One\n\nSee `epkit launch --hsots x`.\n' >"$BATS_TEST_TMPDIR/page.md"
     run documented "$BATS_TEST_TMPDIR/page.md"
     [[ "${lines[0]}" == *"page.md:3: epkit launch --hsots x: launch has no option --hsots" ]]

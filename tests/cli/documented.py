@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Is each command line of epkit in the documents valid? Commands, actions, options, recipes, and what
+"""Is each command line of epkit in the documents valid? Commands, actions, options and their values, recipes, and what
 `--explain` explains are asked of the command itself.
 
 documented.py EPKIT FILE...   prints each command that would be refused, with its place; the last line is their number
@@ -56,9 +56,9 @@ def commands(text):
                 continue
             pieces, pending = [pending], ""
         else:
-            pieces = re.findall(r"`([^`]+)`", line.replace("\\|", "|"))
+            pieces = re.findall(r"`([^`]+)`", line.replace("\\|", "|")) + re.findall(r"\*(epkit [^*]+)\*", line)
         for piece in pieces:
-            for start in re.finditer(r"(?:^|[ (\"']|bin/|build/)epkit (?=[a-z-])", piece):
+            for start in re.finditer(r"(?:^|[ (\"']|bin/|build[\w-]*/)epkit (?=[a-z-])", piece):
                 # A sentence about epkit is no command: what is before it must be able to run one.
                 before = piece[:start.start()].strip()
                 if not fenced and before and not re.search(r"(sudo|--|srun.*|exec.*|wrap|\$|bin|\||[A-Z_]+=\S*)$", before):
@@ -93,8 +93,14 @@ def fault(epkit, names, line, whole):
                 if not words:
                     return f"{name} lacks its value"
                 value = words.pop(0)
-            if name == "--explain" and not PLACEHOLDER.search(value) and ask(epkit, command, name, value).returncode != 0:
+            if PLACEHOLDER.search(value):
+                continue
+            if name == "--explain" and ask(epkit, command, name, value).returncode != 0:
                 return f"nothing explains {value}"
+            # What is before --help is parsed, values as well.
+            given = [word] if equals or not known[name] else [name, value]
+            if ask(epkit, command, *given, "--help").returncode != 0:
+                return f"{command} does not take {' '.join(given)}"
             continue
         positional.append(word)
         if command in ("launch", "env") and not word.startswith("epkit-test"):
