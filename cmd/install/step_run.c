@@ -61,14 +61,16 @@ static void script_shell(FILE *script, const char *text)
     fprintf(script, "(\n%s%s)\n", text, bytes && text[bytes - 1] == '\n' ? "" : "\n");
 }
 
+#define MAKE_FOLDER "mktemp -d 2>/dev/null || TMPDIR='' mktemp -d 2>/dev/null"
+
 /*
  * With a TMPDIR of its own: another user knows the names that programs take in /tmp, and can take them first. Where
- * none can be made, the text runs without: a full disk is no answer to what it asks.
+ * none can be made, the text runs without: a full disk is no answer to what it asks. A deadline sends SIGTERM.
  */
 static void script_shell_apart(FILE *script, const char *text)
 {
-    fputs("(\nexport TMPDIR=\"$(mktemp -d 2>/dev/null || TMPDIR='' mktemp -d 2>/dev/null)\"\n"
-          "trap 'rm -rf \"$TMPDIR\"' EXIT\n",
+    fputs("(\nexport TMPDIR=\"$(" MAKE_FOLDER ")\"\n"
+          "trap 'rm -rf \"$TMPDIR\"' EXIT\ntrap 'exit 143' TERM\n",
           script);
     script_shell(script, text);
     fputs(")\n", script);
@@ -438,20 +440,26 @@ int run_quietly(const char *const *argv, int seconds)
 int run_probe(struct install *install, const struct recipe_step *step, const char *text, int seconds, char *ret_output,
               size_t bytes)
 {
-    char *script;
+    char *script, folder[1024];
     size_t size;
     FILE *out = memory_stream(&script, &size);
     int status;
 
+    /* Not by the text's own shell, as in script_shell_apart(): at its deadline that is killed outright. */
+    run_captured(TEXTS("/bin/sh", "-c", MAKE_FOLDER), seconds, NULL, folder, sizeof(folder));
+    folder[strcspn(folder, "\n")] = '\0';
     ret_output[0] = '\0';
     fputs("set -eu\nexport LC_ALL=C EPKIT_ROOT=\n", out);
     script_begin(out, install->recipe, step, install->state);
-    fputs("exec 2>&1\n", out);
-    script_shell_apart(out, text);
+    fputs("exec 2>&1\nexport ", out);
+    set_variable(out, "TMPDIR", folder);
+    script_shell(out, text);
     memory_close(out);
     status = run_captured((const char *const[]){"/bin/sh", "-c", script, NULL}, seconds, observe_is_interrupted,
                           ret_output, bytes);
     free(script);
+    if (*folder)
+        run_quietly(TEXTS("rm", "-rf", "--one-file-system", "--", folder), 60);
     return status;
 }
 

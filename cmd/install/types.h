@@ -13,7 +13,7 @@
  *     EPKIT_BEFORE  folder for what the step has added, and what it replaced: uninstall needs nothing else
  *
  * The recipe's own text, except an undo, has a TMPDIR that only its user can write in, if one can be made; it is
- * removed at the text's end, and stays if the text is killed.
+ * removed at the text's end and at its deadline.
  */
 #ifndef EP_INSTALL_TYPES_H
 #define EP_INSTALL_TYPES_H

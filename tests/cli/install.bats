@@ -606,7 +606,8 @@ steps:
   - {id: one, type: file, title: t, why: w, budget: 5s, path: $PWD/none, content: x, verify: [
       {name: first, run: "echo \$\$ >$PWD/first; sleep 1000"}, {name: second, run: "touch $PWD/second"}]}
 END
-    "$EPKIT" install verify ./slow.yaml >out 2>&1 3>&- &
+    mkdir own
+    TMPDIR=$PWD/own "$EPKIT" install verify ./slow.yaml >out 2>&1 3>&- &
     verify=$!
     for _ in $(seq 600); do
         [ ! -s first ] || break
@@ -619,11 +620,34 @@ END
     [ "$status" -eq 143 ]
     grep -q interrupted out
     [ ! -e second ]
+    rmdir own # empty
     for _ in $(seq 100); do
         grep -qs '^State:.[^Z]' "/proc/$(cat first)/status" || return 0
         sleep 0.1
     done
     false
+}
+
+@test "a step that is ended at its deadline leaves nothing in /tmp" {
+    [ "$(id -u)" -eq 0 ] || skip 'an apply of this machine needs root'
+    cat >late.yaml <<END
+recipe: late
+title: no end
+steps:
+  - {id: one, type: command, title: t, why: w, budget: 1s, deadline: 1s, check: "false", undo: "true", run: "
+      echo \$TMPDIR >'$PWD/where'; sleep 1000"}
+END
+    mkdir own
+    run -1 env TMPDIR="$PWD/own" "${WITHOUT_SYSTEMD[@]}" "$EPKIT" install apply ./late.yaml --state "$PWD/state"
+    [[ "$output" == *"deadline"* && "$(cat where)" == "$PWD/own/"* ]]
+    # Its shell outlives the script's by a moment.
+    for _ in $(seq 600); do
+        rmdir own 2>/dev/null && break
+        sleep 0.1
+    done
+    [ ! -e own ]
+    rm -rf /var/log/epkit/install/late
+    rmdir /var/log/epkit/install /var/log/epkit 2>/dev/null || true
 }
 
 @test "a name that another user has taken in /tmp matters neither to a recipe's tests nor to its steps" {
