@@ -13,6 +13,7 @@
 #include "common/text.h"
 #include "install.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <poll.h>
 #include <regex.h>
@@ -110,15 +111,18 @@ static bool matches(const char *pattern, const char *output)
     return found;
 }
 
-/* The first line that is not empty, for the report. */
+/* The first line with a word, for the report: mpirun's begin with a line of dashes. */
 static void first_line_of(const char *output, char ret_text[256])
 {
-    char line[256];
+    ret_text[0] = '\0';
+    FOR_PIECES (line, output, "\n") {
+        size_t blank = strspn(line.text, " ");
 
-    while (*output == '\n' || *output == ' ')
-        output++;
-    snprintf(line, sizeof(line), "%.*s", (int)strcspn(output, "\n"), output);
-    text_clean(line, ret_text, 256);
+        snprintf(ret_text, 256, "%.*s", (int)(line.n - blank), line.text + blank);
+        if (ANY_OF(i, (int)line.n, isalnum((unsigned char)line.text[i]) || (line.text[i] & 0x80)))
+            break;
+    }
+    text_clean(ret_text, ret_text, 256);
 }
 
 enum install_result install_verify(struct install *install, struct verify_result *ret_results, size_t max,

@@ -669,7 +669,7 @@ steps:
     undo: rm "$PWD/one"
     verify:
       - {name: first, run: '$text'}
-      - {name: second, run: '$text && exit 3'}
+      - {name: second, run: 'echo; echo --------; echo "  ----"; $text && exit 3'}
 END
     export TMPDIR=$PWD/open
     run -1 "${WITHOUT_SYSTEMD[@]}" "$EPKIT" install apply ./own.yaml --state "$PWD/state"
