@@ -10,6 +10,9 @@
  * ep_comm_free() of the last of them, by a later ep_comm_new() or ep_alloc() on the device, or at the end of the
  * process.
  *
+ * Pointers. Host memory that CUDA does not know is refused with EP_E_ARG, except at an address that was device memory
+ * in an earlier call: such addresses are not asked about again. There the operation fails on the device.
+ *
  * Streams. Operations of a communicator run on its device in the order of the calls, whatever their streams. The stream
  * NULL is the CUDA default stream. If ranks that are threads of one process share a device, NULL is a stream of the
  * communicator instead, because all of them would share the default stream.

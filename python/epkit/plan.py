@@ -222,6 +222,7 @@ class Plan(OfThisProcess):
             want_no_grad("combine", "use epkit.combine(plan, ...)", x=x, topk_weights=topk_weights)
             x, topk_weights = aligned(x), aligned(topk_weights)
         biases = () if bias is None else tuple(bias) if isinstance(bias, (tuple, list)) else (bias,)
+        want_no_grad("combine", "add it to the result", **{f"bias[{i}]": one for i, one in enumerate(biases)})
         flags = (_native.COMBINE_BY_CHOICE if by_choice else 0) | (_native.COMBINE_ROUND_PARTIAL if round_partial else 0)
         return self._combine(x, topk_weights, [aligned(one) for one in biases], flags, out, stream)
 

@@ -81,6 +81,9 @@ def test_wrong_tensors(rank, size):
     raises(bad, "combine bias[0]", plan.combine, rows.x, bias=x[:2])
     raises(bad, "combine 3", plan.combine, rows.x, bias=(x, x, x))
     raises(bad, "out bias", plan.combine, rows.x, bias=x, out=x)
+    raises(bad, "combine bias[1] gradients detach()", plan.combine, rows.x, bias=(x, x.clone().requires_grad_()))
+    with torch.no_grad():
+        plan.combine(rows.x, bias=x.clone().requires_grad_())
     raises(bad, "combine topk_weights", plan.combine, rows.x, rows.topk_weights[:1])
     out, _ = plan.combine(rows.x, rows.topk_weights)  # nothing of it has harmed the group
     assert torch.equal(out.float(), x.float() * comm.layout(topk_idx, 2 * size)[2].sum(1, keepdim=True))
