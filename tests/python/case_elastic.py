@@ -640,6 +640,7 @@ def unequal_most(rank, size, sync, expand):
     words = "num_max_tokens_per_rank same ranks least"
     raises(epkit.Error, words, complete)
     raises(epkit.Error, words, complete)
+    dist.barrier()  # a rank that has not learned it yet would see the other one leave instead
 
 
 @on_ranks(2)
@@ -657,6 +658,7 @@ def test_do_cpu_sync_differs(rank, size):
 
     # On GPUs within a node the ranks need not agree on it, but those that made a call have the same number of tokens.
     raises(epkit.Error, "do_cpu_sync same ranks", complete)
+    dist.barrier()
 
 
 def test_num_max_tokens_per_rank_differs():
