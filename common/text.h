@@ -3,35 +3,13 @@
 #ifndef EP_COMMON_TEXT_H
 #define EP_COMMON_TEXT_H
 
+#include "base/array.h"
 #include "memory.h"
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <time.h>
-
-#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
-
-/* Each of the n elements of an array, which is not NULL, as a pointer. */
-#define FOR_EACH(element, array, n)                                                                                    \
-    for (__typeof__((array)[0]) *element = (array), *element##_end = element + (n); element < element##_end; element++)
-
-/* Of the numbers `i` from 0 to n - 1: how many meet the condition, whether any does, and the first; -1: none. */
-#define COUNT_OF(i, n, condition)                                                                                      \
-    ({                                                                                                                 \
-        int count_of = 0;                                                                                              \
-        for (int i = 0; i < (int)(n); i++)                                                                             \
-            count_of += (condition) ? 1 : 0;                                                                           \
-        count_of;                                                                                                      \
-    })
-#define FIRST_OF(i, n, condition)                                                                                      \
-    ({                                                                                                                 \
-        int i = 0;                                                                                                     \
-        while (i < (int)(n) && !(condition))                                                                           \
-            i++;                                                                                                       \
-        i < (int)(n) ? i : -1;                                                                                         \
-    })
-#define ANY_OF(i, n, condition) (FIRST_OF(i, n, condition) >= 0)
 
 /* A list of texts as an argument: TEXTS("a", "b"). Lists end with NULL. */
 #define TEXTS(...) ((const char *const[]){__VA_ARGS__, NULL})

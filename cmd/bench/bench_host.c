@@ -131,8 +131,7 @@ static json_t *describe_gpus(const struct topo *topo)
 {
     json_t *gpus = json_array();
 
-    for (int i = 0; i < topo->n_gpus; i++) {
-        const struct topo_gpu *gpu = &topo->gpus[i];
+    FOR_EACH (gpu, topo->gpus, topo->n_gpus) {
         const struct topo_pci *pci = &topo->pci[gpu->pci];
         json_t *name =
             *gpu->name ? json_string(gpu->name) : json_sprintf("NVIDIA device %04x (no driver)", pci->device);

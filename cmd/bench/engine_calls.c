@@ -276,9 +276,7 @@ static ep_status prepare(struct engine *engine)
     size_t by_rank = (size_t)engine->rows[0],
            most = by_rank > (size_t)engine->rows[1] ? by_rank : (size_t)engine->rows[1];
 
-    for (int i = 0; i < 2; i++) {
-        struct place *place = &engine->places[i];
-
+    FOR_EACH (place, engine->places, 2) {
         place->x = mirrors_alloc(&bench->mirrors, most * 2 * hidden, place->flags);
         place->scales = mirrors_alloc(&bench->mirrors, most * hidden / EP_SCALE_BLOCK * sizeof(float), place->flags);
         place->experts = mirrors_alloc(&bench->mirrors, by_rank * topk * sizeof(int32_t), place->flags);

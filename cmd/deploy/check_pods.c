@@ -279,9 +279,7 @@ void check_pods(struct check *check)
     FOR_JSON (entry, check->job->documents)
         for (n = 0; n < COUNT(document_lookups); n++)
             look_up_all(check, &document_lookups[n], entry, document_lookups[n].path);
-    for (int s = 0; s < check->job->n_sets; s++) {
-        const struct deploy_set *set = &check->job->sets[s];
-
+    FOR_EACH (set, check->job->sets, check->job->n_sets) {
         for (n = 0; n < COUNT(pod_lookups); n++)
             look_up_all(check, &pod_lookups[n], set->spec, pod_lookups[n].path);
         FOR_JSON (entry, get(set->spec, "initContainers"))

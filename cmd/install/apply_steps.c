@@ -421,9 +421,7 @@ static bool is_possible(const struct install *install, const struct recipe_step 
 /* Checks the values without which no step may begin. */
 static enum install_result check_values(struct install *install)
 {
-    for (size_t i = 0; i < install->recipe->n_variables; i++) {
-        const struct recipe_variable *variable = &install->recipe->variables[i];
-
+    FOR_EACH (variable, install->recipe->variables, install->recipe->n_variables) {
         if (!recipe_variable_is_missing(variable))
             continue;
         install_fail(install, "variable '%s' has no value: %.300s", variable->name, variable->help);

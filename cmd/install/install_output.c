@@ -47,19 +47,14 @@ static const char *const preflight_names[] = {"ok", "refused", "unknown"};
 
 static void print_preflight(const struct install *install, bool verbose)
 {
-    for (size_t i = 0; i < install->n_preflight; i++) {
-        const struct preflight_row *row = &install->preflight[i];
-
+    FOR_EACH (row, install->preflight, install->n_preflight)
         if (verbose || row->result == PREFLIGHT_REFUSE)
             out_line("  %-8s %s: %s", preflight_names[row->result], row->name, row->text);
-    }
 }
 
 static void print_missing(const struct install *install)
 {
-    for (size_t i = 0; i < install->recipe->n_variables; i++) {
-        const struct recipe_variable *variable = &install->recipe->variables[i];
-
+    FOR_EACH (variable, install->recipe->variables, install->recipe->n_variables) {
         if (recipe_variable_is_missing(variable))
             out_line("  missing  variable %s: %s (--set %s=VALUE)", variable->name, variable->help, variable->name);
         else if (variable->source == FROM_ENVIRONMENT || variable->source == FROM_COMMAND_LINE)
@@ -181,12 +176,9 @@ json_t *report_json(const struct cmd *cmd, const struct install *install, const 
                                               install->preflight[i].text));
     json_object_set_new(document, "preflight", list);
     list = json_array();
-    for (size_t i = 0; i < install->recipe->n_variables; i++) {
-        const struct recipe_variable *variable = &install->recipe->variables[i];
-
+    FOR_EACH (variable, install->recipe->variables, install->recipe->n_variables)
         json_array_append_new(list, json_pack("{s:s,s:s?,s:s}", "name", variable->name, "value", variable->value,
                                               "from", variable_source_name(variable->source)));
-    }
     json_object_set_new(document, "variables", list);
     if (strcmp(action, "uninstall") == 0)
         json_object_set(document, "left", install->left);

@@ -259,8 +259,5 @@ enum install_result preflight_run(struct install *install)
 
 bool preflight_refuses(const struct install *install)
 {
-    for (size_t i = 0; i < install->n_preflight; i++)
-        if (install->preflight[i].result == PREFLIGHT_REFUSE)
-            return true;
-    return false;
+    return ANY_OF(i, install->n_preflight, install->preflight[i].result == PREFLIGHT_REFUSE);
 }

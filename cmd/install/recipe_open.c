@@ -225,12 +225,9 @@ static ep_status save_recipe(const struct install *install)
     ep_status status;
     char *text;
 
-    for (size_t i = 0; i < install->recipe->n_variables; i++) {
-        const struct recipe_variable *variable = &install->recipe->variables[i];
-
+    FOR_EACH (variable, install->recipe->variables, install->recipe->n_variables)
         if (variable->value && (variable->source == FROM_ENVIRONMENT || variable->source == FROM_COMMAND_LINE))
             json_object_set_new(values, variable->name, json_string(variable->value));
-    }
     text = json_dumps(values, JSON_INDENT(1) | JSON_SORT_KEYS);
     json_decref(values);
     /* Values may be secrets. */

@@ -86,9 +86,7 @@ static ep_status conflicts_check(const struct recipe *recipe)
         if (two->skipped)
             continue;
         EP_TRY(check_system(recipe, two));
-        for (size_t k = 0; k < i; k++) {
-            const struct recipe_step *one = &recipe->steps[k];
-
+        FOR_EACH (one, recipe->steps, i) {
             if (one->skipped)
                 continue;
             if (one->type->content && two->type->content && strcmp(one->path, two->path) == 0)
@@ -193,9 +191,7 @@ static void note_values(const struct recipe *recipe, struct recipe_step *step)
     const char *script = arg_text(step, "script");
     json_t *values = json_object();
 
-    for (size_t i = 0; i < recipe->n_variables; i++) {
-        struct recipe_variable *variable = &recipe->variables[i];
-
+    FOR_EACH (variable, recipe->variables, recipe->n_variables) {
         if (uses_variable(script, variable->name) || uses_variable(arg_text(step, "run"), variable->name))
             *(step->skipped ? &variable->is_skipped : &variable->is_used) = true;
         if (variable->value && variable->source != FROM_MACHINE && uses_variable(script, variable->name))
@@ -427,8 +423,7 @@ static ep_status read_needs(struct recipe *recipe, const struct yaml_node *map, 
         return EP_OK;
     if (list->kind != YAML_LIST)
         return recipe_refuse(recipe, list->line, "'needs' must be a list of ids");
-    for (size_t i = 0; i < list->n; i++) {
-        const struct yaml_node *item = &list->items[i];
+    FOR_EACH (item, list->items, list->n) {
         size_t k = 0;
 
         if (item->kind != YAML_SCALAR)

@@ -89,10 +89,7 @@ static bool was_applied(const struct install *install, const char *id)
 
 static bool is_in_recipe(const struct recipe *recipe, const char *id)
 {
-    for (size_t i = 0; i < recipe->n_steps; i++)
-        if (strcmp(recipe->steps[i].id, id) == 0)
-            return true;
-    return false;
+    return ANY_OF(i, recipe->n_steps, strcmp(recipe->steps[i].id, id) == 0);
 }
 
 /* Undoes steps that the recipe does not have any more. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* agent_ranks.c - the ranks of a node: children of the agent, or processes that mpirun has started. */
 #include "agent_internal.h"
+#include "common/text.h"
 
 #include "base/error.h"
 #include "common/child.h"
@@ -216,9 +217,7 @@ void agent_read_control(struct agent_rank *rank)
 
 void agent_free_ranks(struct agent *agent)
 {
-    for (int i = 0; i < agent->n_ranks; i++) {
-        struct agent_rank *rank = &agent->ranks[i];
-
+    FOR_EACH (rank, agent->ranks, agent->n_ranks) {
         process_close_fd(&rank->control);
         for (int which = 0; which < 2; which++) {
             process_close_fd(&rank->fds[which]);

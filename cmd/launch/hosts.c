@@ -112,10 +112,7 @@ static bool is_same_host(const struct host *a, const struct host *b)
 
 static int find(const struct hosts *hosts, const struct host *host)
 {
-    for (int i = 0; i < hosts->n; i++)
-        if (is_same_host(&hosts->list[i], host))
-            return i;
-    return -1;
+    return FIRST_OF(i, hosts->n, is_same_host(&hosts->list[i], host));
 }
 
 static ep_status append(const struct host *host, struct hosts *hosts)

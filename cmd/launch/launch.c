@@ -104,9 +104,7 @@ static void keep_leases(struct launch *launch, uint64_t now_ns)
     if (now_ns < launch->beat_ns + AGENT_HEARTBEAT_MS * UINT64_C(1000000))
         return;
     launch->beat_ns = now_ns;
-    for (int i = 0; i < launch->n; i++) {
-        struct node *node = &launch->nodes[i];
-
+    FOR_EACH (node, launch->nodes, launch->n) {
         if (node->state != NODE_READY)
             continue;
         node_send(node, json_pack("{s:s}", "do", "heartbeat"));

@@ -54,8 +54,7 @@ static bool has_connected(struct launch *launch)
     const struct node *waited = NULL; /* the first that is tried again */
     int n_open = 0, n_ready = 0;
 
-    for (int i = 0; i < launch->n; i++) {
-        struct node *node = &launch->nodes[i];
+    FOR_EACH (node, launch->nodes, launch->n) {
         bool is_retried = node->state == NODE_FAILED && now_ns < until_ns && may_be_temporary(node);
 
         if (is_retried && !waited && node->failed_at)
@@ -77,10 +76,7 @@ bool launch_connect(struct launch *launch)
 {
     if (!launch_wait(launch, has_connected, launch->deadline_ns))
         return false;
-    for (int i = 0; i < launch->n; i++)
-        if (launch->nodes[i].state != NODE_READY)
-            return false;
-    return true;
+    return !ANY_OF(i, launch->n, launch->nodes[i].state != NODE_READY);
 }
 
 /* --- the order --- */
@@ -103,9 +99,7 @@ static void report_unknown(struct launch *launch)
     int n_unknown = 0, n_reasons = 0;
     const struct node *first = NULL;
 
-    for (int i = 0; i < launch->n; i++) {
-        const struct node *node = &launch->nodes[i];
-
+    FOR_EACH (node, launch->nodes, launch->n) {
         if (*node->location)
             continue;
         n_unknown++;
@@ -134,8 +128,7 @@ static void locate(struct launch *launch)
         json_object_set_new(request, "do", json_string("location"));
         launch_ask(launch, request, 2 * LOCATION_SECONDS + 5);
     }
-    for (int i = 0; i < launch->n; i++) {
-        struct node *node = &launch->nodes[i];
+    FOR_EACH (node, launch->nodes, launch->n) {
         const char *found = job_text(node->reply, "location", "");
 
         /* The agent is trusted, the node may not be. */

@@ -36,10 +36,7 @@ static void check_silence(struct launch *launch)
 
 static bool all_ended(const struct launch *launch)
 {
-    for (int i = 0; i < launch->n; i++)
-        if (launch->nodes[i].n_ended < launch->per_node)
-            return false;
-    return true;
+    return !ANY_OF(i, launch->n, launch->nodes[i].n_ended < launch->per_node);
 }
 
 static bool has_finished(struct launch *launch)
@@ -196,21 +193,15 @@ static bool is_open(const struct node *node)
 
 static bool has_ended(struct launch *launch)
 {
-    for (int i = 0; i < launch->n; i++)
-        if (is_open(&launch->nodes[i]))
-            return false;
-    return true;
+    return !ANY_OF(i, launch->n, is_open(&launch->nodes[i]));
 }
 
 /* Agents of followed nodes have something left to do. */
 static bool is_clean(struct launch *launch)
 {
-    for (int i = 0; i < launch->n; i++) {
-        const struct node *node = &launch->nodes[i];
-
+    FOR_EACH (node, launch->nodes, launch->n)
         if (is_open(node) && !(node->is_clean && node_is_followed(node)))
             return false;
-    }
     return true;
 }
 
@@ -230,9 +221,7 @@ json_t *make_end(const struct launch *launch, const struct node *node)
  */
 static void end_lost_node(struct launch *launch)
 {
-    for (int i = 0; i < launch->n; i++) {
-        struct node *node = &launch->nodes[i];
-
+    FOR_EACH (node, launch->nodes, launch->n) {
         if (node->state != NODE_FAILED || !node->facts || node->is_swept)
             continue;
         node->is_swept = true;
@@ -254,9 +243,7 @@ void launch_end(struct launch *launch)
     mpirun_end(launch);
     launch_wait(launch, is_clean,
                 ep_now_ns() + (uint64_t)(grace_s + END_SECONDS + launch->options->connect_s) * 1000000000u);
-    for (int i = 0; i < launch->n; i++) {
-        struct node *node = &launch->nodes[i];
-
+    FOR_EACH (node, launch->nodes, launch->n) {
         if (node->state == NODE_READY && !node->is_clean)
             launch_note(launch, "%s: its agent did not confirm that everything has ended", node->name);
         if (node->n_left > 0)

@@ -47,13 +47,10 @@ static void add_interface(const struct topo *topo, const char *name, struct nics
 
 static void add_data_ports(const struct topo *topo, struct nics *nics)
 {
-    for (int i = 0; i < topo->n_nics; i++) {
-        const struct topo_nic *nic = &topo->nics[i];
-
+    FOR_EACH (nic, topo->nics, topo->n_nics)
         for (int p = 0; p < nic->n_ports && nic->role == TOPO_ROLE_DATA; p++)
             if (nic->ports[p].active)
                 add_port(nic, &nic->ports[p], nics);
-    }
 }
 
 /* --- names --- */
@@ -155,9 +152,7 @@ static void add_gpus(const struct topo *topo, bool is_list, struct nics *nics)
 {
     struct map *map = map_best(topo);
 
-    for (size_t i = 0; i < nics->n; i++) {
-        struct nics_device *device = &nics->devices[i];
-
+    FOR_EACH (device, nics->devices, nics->n) {
         device->counter.name = device->name;
         device->counter.nic = device->nic;
         device->counter.netdev = device->netdev;

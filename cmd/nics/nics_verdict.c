@@ -281,10 +281,7 @@ static void evaluate_bytes(const struct nics *nics, bool since_boot, struct bala
 
 static bool none_counts(const struct nics *nics)
 {
-    for (size_t i = 0; i < nics->n; i++)
-        if (nics_counts_bytes(nics, i))
-            return false;
-    return true;
+    return !ANY_OF(i, nics->n, nics_counts_bytes(nics, i));
 }
 
 void nics_evaluate(const struct nics *nics, const struct nics_command *command, struct nics_verdict *ret_verdict)

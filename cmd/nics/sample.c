@@ -21,11 +21,9 @@ static bool is_there(const struct counter_device *device, const struct counter_s
 {
     struct counter_rows rows = counter_rows(device->rdma);
 
-    for (size_t i = 0; i < rows.n; i++)
-        if (rows.at[i].kind <= COUNTER_RECEIVED_PACKETS && sample->states[i] != SOURCE_ABSENT &&
-            sample->states[i] != SOURCE_NOT_RECORDED)
-            return true;
-    return false;
+    return ANY_OF(i, rows.n,
+                  rows.at[i].kind <= COUNTER_RECEIVED_PACKETS && sample->states[i] != SOURCE_ABSENT &&
+                      sample->states[i] != SOURCE_NOT_RECORDED);
 }
 
 static void add_sample(const struct counter_device *device, const struct counter_sample *sample,
@@ -153,10 +151,7 @@ bool nics_counts_bytes(const struct nics *nics, size_t device)
 {
     struct counter_rows rows = counter_rows(nics->devices[device].counter.rdma);
 
-    for (size_t i = 0; i < rows.n; i++)
-        if (rows.at[i].kind <= COUNTER_RECEIVED && nics->tallies[device].last.known[i])
-            return true;
-    return false;
+    return ANY_OF(i, rows.n, rows.at[i].kind <= COUNTER_RECEIVED && nics->tallies[device].last.known[i]);
 }
 
 /* --- a command between two samples --- */

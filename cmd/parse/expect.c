@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* expect.c - identifies the machine of a run and the figures that this machine should reach. */
+#include "common/text.h"
 #include "verdict_internal.h"
 
 #include <stddef.h>
@@ -115,10 +116,7 @@ static bool is_above_nics(const struct run_verdict *verdict)
 {
     double nic = verdict->hardware ? verdict->hardware->nic_gbps : FASTEST_NIC;
 
-    for (size_t i = 0; i < verdict->run->n_measures; i++)
-        if (verdict->run->measures[i].nvl_gbps > 2 * nic)
-            return true;
-    return false;
+    return ANY_OF(i, verdict->run->n_measures, verdict->run->measures[i].nvl_gbps > 2 * nic);
 }
 
 static int guess_nodes(const struct context *context, const struct run_verdict *verdict)

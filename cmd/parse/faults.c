@@ -183,8 +183,7 @@ static const struct known *find(struct parser *parser, const char *line)
 /* Otherwise than at its start a host name may precede it, which identifies the run that failed. */
 bool perftest_failure(struct parser *parser, const char *line, bool is_whole)
 {
-    for (size_t i = 0; i < n_known; i++) {
-        const struct known *row = &known[i];
+    FOR_EACH (row, known, n_known) {
         const char *at = row->is_perftest ? strstr(line, row->text) : NULL;
 
         if (!at || (is_whole && at > line + strspn(line, " ")) || (row->also && !strstr(line, row->also)))

@@ -259,8 +259,7 @@ const struct reference_figure *reference_find(const struct reference *reference,
     const struct reference_figure *best = NULL;
     double best_off = INFINITY;
 
-    for (size_t i = 0; i < reference->n_figures; i++) {
-        const struct reference_figure *figure = &reference->figures[i];
+    FOR_EACH (figure, reference->figures, reference->n_figures) {
         double off = tokens > 0 && figure->tokens > 0 ? fabs(log(tokens / figure->tokens)) : 0;
 
         if (strcmp(figure->hardware, hardware) != 0 || strcmp(figure->dialect, dialect) != 0 ||

@@ -69,9 +69,7 @@ static struct range range_of(const struct svg_plot *plot)
 {
     struct range range = {.low = INFINITY, .high = -INFINITY};
 
-    for (size_t i = 0; i < plot->n; i++) {
-        const struct svg_series *series = &plot->series[i];
-
+    FOR_EACH (series, plot->series, plot->n) {
         for (size_t j = 0; j < series->n; j++) {
             if (!is_point(plot, series, j))
                 continue;

@@ -72,9 +72,7 @@ static const struct test_default test_defaults[] = {
 static void fill_defaults(const struct test_options *given, const char *matrix, struct test_options *ret_options)
 {
     *ret_options = *given;
-    for (size_t i = 0; i < COUNT(test_defaults); i++) {
-        const struct test_default *row = &test_defaults[i];
-
+    FOR_EACH (row, test_defaults, COUNT(test_defaults)) {
         if (strcmp(row->matrix, matrix) != 0)
             continue;
         if (!ret_options->group.nodes && row->over_nodes && ranks_world_nodes() > 1)

@@ -57,9 +57,7 @@ static void read_counters(const struct doctor_machine *machine)
     struct source_names interfaces = source_list(source, "/sys/class/net");
     char path[COUNTER_PATH_BYTES];
 
-    for (int i = 0; i < machine->topo->n_nics; i++) {
-        const struct topo_nic *nic = &machine->topo->nics[i];
-
+    FOR_EACH (nic, machine->topo->nics, machine->topo->n_nics) {
         for (int j = 0; j < nic->n_ports; j++) {
             const char *netdev = nic->ports[j].netdev;
             struct counter_device device = {

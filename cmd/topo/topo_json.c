@@ -292,8 +292,7 @@ static void add_nics(const struct topo *topo, json_t *document)
 {
     json_t *nics = json_array();
 
-    for (int i = 0; i < topo->n_nics; i++) {
-        const struct topo_nic *nic = &topo->nics[i];
+    FOR_EACH (nic, topo->nics, topo->n_nics) {
         json_t *ports = json_array();
 
         for (int j = 0; j < nic->n_ports; j++)
@@ -321,12 +320,8 @@ json_t *topo_port_rows(const struct topo_view *view)
     const struct topo *topo = view->topo;
     json_t *rows = json_array();
 
-    for (int i = 0; i < topo->n_nics; i++) {
-        const struct topo_nic *nic = &topo->nics[i];
-
-        for (int j = 0; j < nic->n_ports; j++) {
-            const struct topo_port *port = &nic->ports[j];
-
+    FOR_EACH (nic, topo->nics, topo->n_nics) {
+        FOR_EACH (port, nic->ports, nic->n_ports)
             json_array_append_new(
                 rows, json_pack("{s:o, s:o, s:s, s:o, s:s, s:s, s:o, s:o, s:s}", "device",
                                 json_sprintf("%s:%d", nic->name, port->number), "pci",
@@ -335,7 +330,6 @@ json_t *topo_port_rows(const struct topo_view *view)
                                 topo_link_name(port->link_layer), "netdev", port->netdev, "gid",
                                 number_or_null(roce2_ipv4(port), -1), "firmware", out_text_or_null(nic->firmware),
                                 "role", topo_role_name(nic->role)));
-        }
     }
     return rows;
 }

@@ -103,9 +103,7 @@ static void add_rates(struct text *text, const struct topo *topo, const int *nic
     for (int i = 0; i < n; i++) {
         const struct topo_nic *nic = &topo->nics[nics[i]];
 
-        for (int j = 0; j < nic->n_ports; j++) {
-            const struct topo_port *port = &nic->ports[j];
-
+        FOR_EACH (port, nic->ports, nic->n_ports) {
             if (!port->active)
                 continue;
             kinds[port->link_layer] = true;
@@ -127,10 +125,8 @@ static void add_rates(struct text *text, const struct topo *topo, const int *nic
 /* Is an active port of a data NIC nearer to the GPU than its own NIC? */
 static bool has_nearer(const struct topo *topo, const struct map_choice *choice)
 {
-    for (int i = 0; i < topo->n_nics; i++)
-        if (topo->nics[i].role == TOPO_ROLE_DATA && topo_gpu_nic_path(topo, choice->gpu, i) < choice->path)
-            return true;
-    return false;
+    return ANY_OF(i, topo->n_nics,
+                  topo->nics[i].role == TOPO_ROLE_DATA && topo_gpu_nic_path(topo, choice->gpu, i) < choice->path);
 }
 
 /* A flat bus: several GPUs and data NICs, all equally far, none sharing a switch. */
@@ -173,10 +169,7 @@ static void add_map(struct text *text, const struct topo *topo, const struct map
 /* Does this process have access to any of them, as far as is known? */
 static bool has_access(const struct topo *topo, const int *nics, int n)
 {
-    for (int i = 0; i < n; i++)
-        if (topo->nics[nics[i]].access != TOPO_ACCESS_NO)
-            return true;
-    return false;
+    return ANY_OF(i, n, topo->nics[nics[i]].access != TOPO_ACCESS_NO);
 }
 
 void topo_sentence(const struct topo_view *view, char *ret_text, size_t bytes)

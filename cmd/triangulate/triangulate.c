@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "triangulate.h"
+#include "common/text.h"
 
 #include "common/memory.h"
 
@@ -37,23 +38,16 @@ static void mark(const struct triangulate *t, bool is_slow, bool *marks, bool va
 
 static int count_in(const struct triangulate_group *group, const bool *marks)
 {
-    int n = 0;
-
-    for (int i = 0; i < group->n; i++)
-        n += marks[group->nodes[i]];
-    return n;
+    return COUNT_OF(i, group->n, marks[group->nodes[i]]);
 }
 
 /* Is the node the only suspect of a slow group? */
 static bool is_proven(const struct triangulate *t, int node, const bool *is_suspect)
 {
-    for (size_t i = 0; i < t->n_groups; i++) {
-        const struct triangulate_group *group = &t->groups[i];
-
+    FOR_EACH (group, t->groups, t->n_groups)
         for (int j = 0; group->is_slow && j < group->n; j++)
             if (group->nodes[j] == node && count_in(group, is_suspect) == 1)
                 return true;
-    }
     return false;
 }
 

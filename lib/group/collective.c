@@ -4,6 +4,7 @@
  * an all-gather, in which a failed rank sends its reason, so that no rank waits for it, and each can name it.
  */
 #include "group/collective.h"
+#include "base/array.h"
 
 #include "group/exchange.h"
 #include "group/failure.h"
@@ -129,10 +130,8 @@ ep_status ep_group_result_reduce(const char *call, const struct ep_group_result 
 /* True if a rank has failed because of another one that did not report a failure itself. */
 static bool names_peer(const struct ep_group_result *all, int nranks)
 {
-    for (int rank = 0; rank < nranks; rank++)
-        if (all[rank].status != EP_OK && all[rank].status != EP_E_PEER_DEAD && all[rank].rank != rank)
-            return true;
-    return false;
+    return ANY_OF(rank, nranks,
+                  all[rank].status != EP_OK && all[rank].status != EP_E_PEER_DEAD && all[rank].rank != rank);
 }
 
 ep_status ep_group_agree_about(const ep_boot *boot, int timeout_ms, ep_status mine, int rank, bool *flag)

@@ -12,6 +12,7 @@
  *
  * At most one message of a link is in flight: a peer that does not read costs no memory.
  */
+#include "base/array.h"
 #include "base/fd.h"
 #include "base/futex.h"
 #include "base/thread.h"
@@ -253,12 +254,9 @@ static int wait_ms(const struct ep_group_link *link, uint64_t now)
 {
     uint64_t next = now + link->heartbeat_ns;
 
-    for (int i = 0; i < link->n; i++) {
-        const struct conn *conn = &link->conns[i];
-
+    FOR_EACH (conn, link->conns, link->n)
         if (conn->fd >= 0 && conn->rest.iov_len == 0 && conn->heartbeat_ns < next)
             next = conn->heartbeat_ns;
-    }
     return next > now ? (int)((next - now) / 1000000u) + 1 : 0;
 }
 
@@ -278,12 +276,9 @@ static void note_failure_sent(struct ep_group_link *link)
 {
     if (!atomic_load(&link->group->link_owes_failure) || !ep_group_get_failure(link->group))
         return;
-    for (int i = 0; i < link->n; i++) {
-        const struct conn *conn = &link->conns[i];
-
+    FOR_EACH (conn, link->conns, link->n)
         if (conn->fd >= 0 && !conn->sent_last && (!conn->out->failure || conn->rest.iov_len))
             return;
-    }
     atomic_store(&link->group->link_owes_failure, 0);
     ep_futex_wake(&link->group->link_owes_failure);
 }
@@ -297,12 +292,9 @@ static void run_once(struct ep_group_link *link)
     for (int i = 0; i < link->n; i++)
         send_all(&link->conns[i], now);
     note_failure_sent(link);
-    for (int i = 0; i < link->n; i++) {
-        const struct conn *conn = &link->conns[i];
-
+    FOR_EACH (conn, link->conns, link->n)
         link->polls[n++] =
             (struct pollfd){.fd = conn->fd, .events = (short)(POLLIN | (conn->rest.iov_len ? POLLOUT : 0))};
-    }
     link->polls[n++] =
         (struct pollfd){.fd = ep_fd_is_ours(link->group->link_event) ? link->group->link_event : -1, .events = POLLIN};
     list_processes(link, link->polls + n);
@@ -323,12 +315,9 @@ static void run_once(struct ep_group_link *link)
 
 static bool all_sent(const struct ep_group_link *link)
 {
-    for (int i = 0; i < link->n; i++) {
-        const struct conn *conn = &link->conns[i];
-
+    FOR_EACH (conn, link->conns, link->n)
         if (conn->fd >= 0 && (!conn->sent_last || conn->rest.iov_len))
             return false;
-    }
     return true;
 }
 

@@ -5,6 +5,7 @@
  * no rank maps memory that it does not use.
  */
 #include "group/memory.h"
+#include "base/array.h"
 
 #include "group/peers.h"
 #include "group/queue.h"
@@ -70,10 +71,8 @@ ep_status ep_group_alloc_sparse(struct ep_group *group, size_t bytes, void **ret
 /* Index of the allocation that begins at `memory`, -1 if there is none. Under the lock. */
 static int find_start(struct ep_group *group, const void *memory)
 {
-    for (int index = 0; index < EP_GROUP_SLOTS; index++)
-        if (group->allocations[index].shm.base && group->allocations[index].shm.base == memory)
-            return index;
-    return -1;
+    return FIRST_OF(index, EP_GROUP_SLOTS,
+                    group->allocations[index].shm.base && group->allocations[index].shm.base == memory);
 }
 
 ep_status ep_group_reserve(struct ep_group *group, const void *memory, size_t offset, size_t bytes)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "net/tcp_internal.h"
 
+#include "base/array.h"
 #include "base/clock.h"
 #include "base/fd.h"
 
@@ -348,9 +349,7 @@ static ep_status tcp_progress(struct ep_net *net, bool *ret_moved)
 
     EP_TRY(ep_net_check(net));
     poll_sockets(t);
-    for (int i = 0; i < t->n; i++) {
-        struct tcp_conn *conn = &t->conns[i];
-
+    FOR_EACH (conn, t->conns, t->n) {
         if (conn->readable)
             EP_TRY(receive(t, conn, &moved));
         if (tcp_conn_has_output(conn))
@@ -381,10 +380,7 @@ static bool tcp_lost(struct ep_net *net, int peer)
 {
     struct tcp_net *t = tcp_of(net);
 
-    for (int channel = 0; channel < net->channels; channel++)
-        if (is_cut(conn_of(t, peer, channel)))
-            return true;
-    return false;
+    return ANY_OF(channel, net->channels, is_cut(conn_of(t, peer, channel)));
 }
 
 /* Closing drops received data that was not read; shutdown() does so where a forked process holds the socket too. */

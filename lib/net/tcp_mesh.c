@@ -6,6 +6,7 @@
  */
 #include "net/tcp_internal.h"
 
+#include "base/array.h"
 #include "base/clock.h"
 #include "base/fd.h"
 #include "base/process.h"
@@ -274,11 +275,7 @@ static void step_connector(struct mesh *mesh, struct connector *connector)
 
 static int count_missing(const struct mesh *mesh)
 {
-    int n = 0;
-
-    for (int slot = 0; slot < mesh->n_slots; slot++)
-        n += is_missing(mesh, slot);
-    return n;
+    return COUNT_OF(slot, mesh->n_slots, is_missing(mesh, slot));
 }
 
 static ep_status fail_late(const struct mesh *mesh)
@@ -290,9 +287,7 @@ static ep_status fail_late(const struct mesh *mesh)
     if (mesh->accept_error)
         return ep_fail_errno(EP_E_SYSTEM, mesh->accept_error, "network tcp: rank %d cannot accept connections",
                              mesh->params->rank);
-    for (int i = 0; i < mesh->n_connectors; i++) {
-        const struct connector *connector = &mesh->connectors[i];
-
+    FOR_EACH (connector, mesh->connectors, mesh->n_connectors) {
         if (!connector->done && connector->lack)
             return ep_fail_errno(EP_E_SYSTEM, connector->lack,
                                  "network tcp: rank %d has no socket to connect to rank %d", mesh->params->rank,

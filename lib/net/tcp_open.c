@@ -2,6 +2,7 @@
 /* Opens and closes endpoints of the network over TCP. */
 #include "net/tcp_internal.h"
 
+#include "base/array.h"
 #include "base/clock.h"
 #include "base/fd.h"
 
@@ -74,9 +75,7 @@ static void send_bye(struct tcp_net *t, int timeout_ms)
     for (;;) {
         bool all = true;
 
-        for (int i = 0; i < t->n; i++) {
-            struct tcp_conn *conn = &t->conns[i];
-
+        FOR_EACH (conn, t->conns, t->n) {
             if (conn->fd < 0 || is_delivered(conn))
                 continue;
             conn->writable = true;

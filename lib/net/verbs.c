@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "net/verbs_net.h"
 
+#include "base/array.h"
 #include "base/backoff.h"
 
 #include <stdlib.h>
@@ -261,9 +262,7 @@ static ep_status report_failures(struct verbs_net *v)
 {
     int wait_ms = v->net.timeout_ms / 4 < PORT_WAIT_MS ? v->net.timeout_ms / 4 : PORT_WAIT_MS;
 
-    for (int i = 0; i < v->n; i++) {
-        struct verbs_conn *conn = &v->conns[i];
-
+    FOR_EACH (conn, v->conns, v->n) {
         if (!is_failing(conn))
             continue;
         EP_TRY(check_port(v, conn));
@@ -371,9 +370,7 @@ static ep_status fail_cut(struct verbs_net *v, const struct verbs_conn *conn)
  */
 static void note_closed_peers(struct verbs_net *v)
 {
-    for (int i = 0; i < v->n; i++) {
-        struct verbs_conn *conn = &v->conns[i];
-
+    FOR_EACH (conn, v->conns, v->n) {
         if (conn->qp && !conn->peer_closed_ns &&
             v->net.tcp->ops->ended(v->net.tcp, ep_net_index_peer(&v->net, conn->index))) {
             conn->peer_closed_ns = ep_now_ns();
@@ -472,9 +469,7 @@ static const struct verbs_conn *find_unverified(const struct verbs_net *v)
 {
     const struct verbs_conn *unverified = NULL;
 
-    for (int i = 0; i < v->n; i++) {
-        const struct verbs_conn *conn = &v->conns[i];
-
+    FOR_EACH (conn, v->conns, v->n) {
         if (conn->failed_ns)
             return conn;
         if (!unverified && conn->qp && (!conn->hello_received || conn->count > 0))
@@ -517,9 +512,7 @@ static void send_bye(struct verbs_net *v)
         moved = waits = false;
         if (poll_all(v, &moved) != EP_OK)
             return;
-        for (int i = 0; i < v->n; i++) {
-            struct verbs_conn *conn = &v->conns[i];
-
+        FOR_EACH (conn, v->conns, v->n) {
             if (!conn->bye_sent)
                 conn->bye_sent = is_failing(conn) || send_record(v, conn, VERBS_BYE, 0, 0);
             /* A peer that has sent BYE may close its queue pair without acknowledging ours. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "net/verbs_net.h"
 
+#include "base/array.h"
 #include "base/log.h"
 #include "net/verbs_near.h"
 
@@ -302,9 +303,7 @@ static ep_status choose(struct search *search, int local_rank, struct port **ret
 
     if (list && *list)
         return choose_listed(search, list, local_rank, ret_port);
-    for (int i = 0; i < search->n; i++) {
-        const struct port *port = &search->ports[i];
-
+    FOR_EACH (port, search->ports, search->n) {
         if (port->why[0] && port->nearness > unusable.nearness)
             unusable = *port;
         if (port->why[0] || port->nearness < most)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tcp/acceptor.h"
 
+#include "base/array.h"
 #include "base/clock.h"
 #include "base/fd.h"
 
@@ -191,9 +192,7 @@ void tcp_acceptor_close(struct tcp_acceptor *acceptor)
 {
     if (acceptor->fd < 0)
         return;
-    for (int i = 0; i < acceptor->n; i++) {
-        struct tcp_handshake *hs = &acceptor->pending[i];
-
+    FOR_EACH (hs, acceptor->pending, acceptor->n) {
         snprintf(hs->why, TCP_WHY_BYTES, "had not authenticated itself when the listener was closed");
         if (*acceptor->last_drop)
             acceptor->dropped++; /* the earlier reason says more */

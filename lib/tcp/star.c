@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tcp/star_internal.h"
 
+#include "base/array.h"
 #include "base/clock.h"
 
 #include <errno.h>
@@ -139,10 +140,7 @@ static ep_status step(struct tcp_star *star, size_t bytes, unsigned char *ret_al
 
 static bool all_idle(const struct tcp_star *star)
 {
-    for (int i = 0; i < tcp_star_n_conns(star); i++)
-        if (star->conns[i].fd >= 0 && !tcp_star_is_idle(&star->conns[i]))
-            return false;
-    return true;
+    return !ANY_OF(i, tcp_star_n_conns(star), star->conns[i].fd >= 0 && !tcp_star_is_idle(&star->conns[i]));
 }
 
 static ep_status fail_late_root(struct tcp_star *star, int timeout_ms)

@@ -2,6 +2,7 @@
 /* The connections of a star: sending frames, failures, and the list of missing ranks. */
 #include "tcp/star_internal.h"
 
+#include "base/array.h"
 #include "base/clock.h"
 #include "base/fd.h"
 
@@ -108,9 +109,7 @@ void tcp_star_drain(struct tcp_star *star)
 
     while (open && ep_now_ns() < deadline_ns) {
         open = false;
-        for (int i = 0; i < tcp_star_n_conns(star); i++) {
-            struct conn *conn = &star->conns[i];
-
+        FOR_EACH (conn, star->conns, tcp_star_n_conns(star)) {
             if (conn->fd < 0)
                 continue;
             if (tcp_star_push(conn) != EP_OK) {

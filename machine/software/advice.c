@@ -360,10 +360,9 @@ static void advise_gib(struct advice_work *work)
 /* Is there an active NIC that NCCL should not use? */
 static bool has_others(const struct topo *topo)
 {
-    for (int i = 0; i < topo->n_nics; i++)
-        if (ANY_OF(p, topo->nics[i].n_ports, topo->nics[i].ports[p].active && topo->nics[i].role != TOPO_ROLE_DATA))
-            return true;
-    return false;
+    return ANY_OF(
+        i, topo->n_nics,
+        ANY_OF(p, topo->nics[i].n_ports, topo->nics[i].ports[p].active && topo->nics[i].role != TOPO_ROLE_DATA));
 }
 
 static void advise_nccl(struct advice_work *work)

@@ -4,6 +4,7 @@
  * call that no host waits for costs the host one launch.
  */
 #include "backend/cuda/ll_impl.h"
+#include "base/array.h"
 #include "core/routing.h"
 
 #include <stdlib.h>
@@ -57,9 +58,7 @@ static ep_status acquire_segment(struct cuda_comm *cuda, size_t bytes, struct cu
 {
     struct cuda_ll_cached_segment *empty = NULL;
 
-    for (int i = 0; i < CUDA_LL_SEGMENTS; i++) {
-        struct cuda_ll_cached_segment *segment = &cuda->ll_segments[i];
-
+    FOR_EACH (segment, cuda->ll_segments, CUDA_LL_SEGMENTS) {
         if (!segment->memory)
             empty = empty ? empty : segment;
         if (!segment->memory || segment->used || segment->bytes < bytes)

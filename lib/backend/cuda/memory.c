@@ -4,6 +4,7 @@
  * table, where the peers find it (peer_map.c). Only the functions that free memory wait for kernels.
  */
 #include "backend/cuda/cuda.h"
+#include "base/array.h"
 #include "group/collective.h"
 
 /* Counts the allocation as published: peers that read the count find its slot. */
@@ -137,12 +138,9 @@ ep_status cuda_alloc(ep_comm *comm, size_t bytes, void **ret_memory)
 /* The allocation of that kind whose memory or window begins at `memory`; NULL: none. Under memory_lock. */
 static struct cuda_allocation *find_published(struct cuda_comm *cuda, const void *memory, enum cuda_memory kind)
 {
-    for (int slot = 0; slot < cuda->slots_used; slot++) {
-        struct cuda_allocation *at = &cuda->allocations[slot];
-
+    FOR_EACH (at, cuda->allocations, cuda->slots_used)
         if (at->base && at->kind == kind && at->window == memory)
             return at;
-    }
     return NULL;
 }
 
@@ -294,13 +292,10 @@ static void *reuse_cached(struct cuda_comm *cuda, size_t bytes, size_t max)
     void *memory = NULL;
 
     pthread_mutex_lock(&cuda->memory_lock);
-    for (int slot = 0; slot < cuda->slots_used; slot++) {
-        struct cuda_allocation *at = &cuda->allocations[slot];
-
+    FOR_EACH (at, cuda->allocations, cuda->slots_used)
         if (at->base && at->kind == CUDA_MEMORY_CACHED && at->bytes >= bytes && at->bytes <= max &&
             (!best || at->bytes < best->bytes))
             best = at;
-    }
     if (best) {
         best->kind = CUDA_MEMORY_LOCAL;
         best->window_bytes = best->bytes;
@@ -422,8 +417,7 @@ static ep_status check_overlap(const struct cuda_comm *cuda, const void *memory,
 {
     uintptr_t at = (uintptr_t)memory;
 
-    for (int slot = 0; slot < cuda->slots_used; slot++) {
-        const struct cuda_allocation *other = &cuda->allocations[slot];
+    FOR_EACH (other, cuda->allocations, cuda->slots_used) {
         uintptr_t begin = (uintptr_t)(other->foreign ? other->window : other->base);
         size_t size = other->foreign ? other->window_bytes : other->bytes;
 

@@ -9,6 +9,7 @@
  * of them while another could proceed: this prevents deadlock between two ranks that send to each other.
  */
 #include "backend/host/host.h"
+#include "base/array.h"
 
 #include "group/exchange.h"
 #include "group/failure.h"
@@ -77,10 +78,7 @@ static void internode_done(struct internode *net)
 /* True if all channels of `cursors` have passed token n. */
 static bool is_done(const struct internode *net, const struct cursors *cursors, int n)
 {
-    for (int channel = 0; channel < net->channels; channel++)
-        if (cursors->next[channel] < n)
-            return false;
-    return true;
+    return !ANY_OF(channel, net->channels, cursors->next[channel] < n);
 }
 
 static struct ep_group_message make_head(const struct internode *net, uint32_t kind, int token)

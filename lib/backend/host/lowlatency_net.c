@@ -13,6 +13,7 @@
  */
 #include "backend/host/lowlatency.h"
 
+#include "base/array.h"
 #include "base/backoff.h"
 #include "base/reserve.h"
 #include "base/thread.h"
@@ -113,11 +114,9 @@ static bool is_outstanding(const ep_ll *ll)
 
     if (has_failed(ll))
         return false;
-    for (int rank = 0; rank < ll->comm->nranks; rank++)
-        if (ll_is_remote(ll, rank) && ep_comm_has(ll->comm, rank) && !is_given_up(&inner->net->remotes[rank]) &&
-            !is_flushed(inner->net, rank))
-            return true;
-    return false;
+    return ANY_OF(rank, ll->comm->nranks,
+                  ll_is_remote(ll, rank) && ep_comm_has(ll->comm, rank) && !is_given_up(&inner->net->remotes[rank]) &&
+                      !is_flushed(inner->net, rank));
 }
 
 /* --- both directions, under the lock --- */
