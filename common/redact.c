@@ -251,8 +251,6 @@ bool identifier_at(const char *text, size_t bytes, size_t at, bool has_versions,
 
 static bool is_kept(const json_t *kept, const char *name)
 {
-    const json_t *entry;
-
     FOR_JSON (entry, kept)
         if (json_is_string(entry) && strcmp(json_string_value(entry), name) == 0)
             return true;
@@ -398,9 +396,8 @@ static void redact_array(json_t *array, const json_t *kept)
 /* Replaces the text, which is the value of a variable, or the texts within. */
 static void redact_in(json_t *value, const char *name, const json_t *kept)
 {
-    const char *key, *given = json_string_value(json_object_get(value, "name"));
+    const char *given = json_string_value(json_object_get(value, "name"));
     char *shown, *entry;
-    json_t *member;
 
     if (json_is_array(value))
         redact_array(value, kept);
@@ -409,7 +406,7 @@ static void redact_in(json_t *value, const char *name, const json_t *kept)
         json_string_set_nocheck(value, shown);
     free(shown);
     entry = given ? memory_printf("%s", given) : NULL; /* the member itself may be replaced */
-    json_object_foreach (value, key, member) {
+    FOR_MEMBERS (key, member, value) {
         const char *of = entry && strcmp(key, "value") == 0                     ? entry
                          : strcmp(name, "environment") == 0 || is_variable(key) ? key
                                                                                 : "";

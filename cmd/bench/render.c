@@ -63,12 +63,11 @@ static const struct out_column net_columns[] = {
  */
 static json_t *flatten(const json_t *row, const char *device)
 {
-    json_t *flat = json_copy((json_t *)row), *value;
-    const char *name;
+    json_t *flat = json_copy((json_t *)row);
     char key[64];
 
     json_object_set_new(flat, "device", json_string(device));
-    json_object_foreach ((json_t *)row, name, value) {
+    FOR_MEMBERS (name, value, row) {
         snprintf(key, sizeof(key), "%s_us", name);
         json_object_set(flat, key, json_object_get(value, "time_us"));
         snprintf(key, sizeof(key), "%s_gbps", name);
@@ -81,7 +80,6 @@ static json_t *flatten(const json_t *row, const char *device)
 static json_t *flat_rows(const json_t *rows, const char *key, const char *device)
 {
     json_t *flat = json_array();
-    const json_t *row;
 
     FOR_JSON (row, rows) {
         if (!key || json_is_object(json_object_get(row, key)) || json_is_number(json_object_get(row, key)))
@@ -125,7 +123,7 @@ static bool larger(const json_t *row, const json_t *other)
 
 const json_t *bench_largest(const json_t *rows, const char *op)
 {
-    const json_t *best = NULL, *row;
+    const json_t *best = NULL;
 
     FOR_JSON (row, rows) {
         if ((!op || is_op(row, op)) && (!best || larger(row, best)))
@@ -178,7 +176,7 @@ static void write_ratio(FILE *text, const json_t *row)
 /* Time of a layer of the largest group and token count, rank layout. 0: not measured. */
 static double layer_time(const json_t *rows, const char *memory, const char *routing)
 {
-    const json_t *best = NULL, *row;
+    const json_t *best = NULL;
     const char *in, *of, *layout;
 
     FOR_JSON (row, rows)

@@ -11,8 +11,6 @@
 
 void check_count_gpus(struct check *check)
 {
-    const json_t *pod;
-
     FOR_JSON (pod, get_items(check->snapshot, "pods")) {
         const char *node = get_text(pod, "spec/nodeName");
         long long used = json_integer_value(json_object_get(check->gpus_used, node));
@@ -30,7 +28,7 @@ static bool is_closed(const json_t *node)
 /* The labels of nodeSelector, and one of the terms of the affinity. */
 static bool labels_fit(const json_t *node, const json_t *spec)
 {
-    const json_t *labels = get(node, "metadata/labels"), *term;
+    const json_t *labels = get(node, "metadata/labels");
     const json_t *terms =
         get(spec, "affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms");
     bool has_term = json_array_size(terms) == 0;
@@ -55,7 +53,6 @@ static void check_set(struct check *check, const struct deploy_set *set)
 {
     long long left = set->count, each = get_pod_gpus(set->spec);
     int n = 0, closed = 0, labels = 0, full = 0;
-    const json_t *node;
 
     FOR_JSON (node, get_items(check->snapshot, "nodes")) {
         long long room = check_node_room(check, node, set, NULL), taken = room < left ? room : left;
@@ -103,7 +100,6 @@ static bool is_gpu_node(const json_t *node)
 /* The number of nodes with GPUs whose label has one of these values ("": it is missing). */
 static int count_nodes(const struct check *check, const char *label, const char *const *values)
 {
-    const json_t *node;
     int count = 0;
 
     FOR_JSON (node, get_items(check->snapshot, "nodes")) {
@@ -114,8 +110,6 @@ static int count_nodes(const struct check *check, const char *label, const char 
 
 static bool uses_buckets(const struct deploy_job *job)
 {
-    const json_t *volume;
-
     for (int s = 0; s < job->n_sets; s++)
         FOR_JSON (volume, get(job->sets[s].spec, "volumes")) {
             if (text_begins(get_text(volume, "csi/driver"), "gcsfuse"))
@@ -165,8 +159,6 @@ static void check_driver(struct check *check, int n_nodes)
 
 static void check_metrics(struct check *check)
 {
-    const json_t *set;
-
     FOR_JSON (set, get_items(check->snapshot, "daemonsets")) {
         if (strstr(get_name(set), "dcgm"))
             return;
@@ -215,7 +207,6 @@ struct pool {
 static struct pool count_pool(const struct check *check)
 {
     struct pool pool = {.n_rdma = RDMA_NICS};
-    const json_t *node;
 
     FOR_JSON (node, get_items(check->snapshot, "nodes")) {
         if (!is_gpu_node(node))
@@ -327,7 +318,7 @@ static const char *base_name(const char *url)
 
 static void check_rdma_vpc(struct check *check, int n_rdma)
 {
-    const json_t *networks = get(check->snapshot, "gke/networks"), *network, *best = NULL;
+    const json_t *networks = get(check->snapshot, "gke/networks"), *best = NULL;
     size_t n, most = 0;
 
     FOR_JSON (network, networks) {
@@ -361,7 +352,7 @@ static void check_node_pool(struct check *check, const json_t *pool, int n_rdma)
 
 static void check_gke(struct check *check, int n_rdma)
 {
-    const json_t *cluster = get(check->snapshot, "gke/cluster"), *pool;
+    const json_t *cluster = get(check->snapshot, "gke/cluster");
     bool has_pool = false;
 
     if (cluster && !get_is(cluster, "networkConfig/datapathProvider", "ADVANCED_DATAPATH"))

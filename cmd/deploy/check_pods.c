@@ -108,7 +108,6 @@ static void look_up(struct check *check, const struct missing *missing, const ch
 static void look_up_all(struct check *check, const struct lookup *lookup, const json_t *from, const char *path)
 {
     const char *list = strstr(path, "[]/"), *end = list ? list : strrchr(path, '/');
-    const json_t *entry;
     char head[64];
 
     snprintf(head, sizeof(head), "%.*s", end ? (int)(end - path) : 0, path);
@@ -134,7 +133,6 @@ static size_t repository_of(const char *image)
 static void check_image(struct check *check, const char *image)
 {
     static const char *const lists[] = {"status/initContainerStatuses", "status/containerStatuses"};
-    const json_t *pod, *state;
     size_t n = repository_of(image);
 
     FOR_JSON (pod, get_items(check->snapshot, "pods")) {
@@ -191,7 +189,7 @@ static void check_interfaces(struct check *check, const json_t *interfaces, cons
 
 static void check_networks(struct check *check, const struct deploy_set *set)
 {
-    const json_t *annotations = get(set->metadata, "annotations"), *entry;
+    const json_t *annotations = get(set->metadata, "annotations");
     const char *list = get_string(json_object_get(annotations, INTERFACES));
     json_error_t error = {.line = 0};
     json_t *interfaces = json_loads(list, 0, &error);
@@ -214,7 +212,7 @@ static void check_networks(struct check *check, const struct deploy_set *set)
 /* Does a rule of a policy allow traffic from pods with these labels to this port? */
 static bool lets_in(const json_t *rule, const json_t *labels, const json_t *space_labels, long long port)
 {
-    const json_t *from = get(rule, "from"), *ports = get(rule, "ports"), *entry;
+    const json_t *from = get(rule, "from"), *ports = get(rule, "ports");
     bool peer = json_array_size(from) == 0, open = json_array_size(ports) == 0;
 
     FOR_JSON (entry, from) {
@@ -249,7 +247,7 @@ static bool is_ingress(const json_t *policy)
 static void check_policies(struct check *check, const struct deploy_set *set)
 {
     const char *space = check->job->space, *closed = NULL, *text = deploy_variable(check->job, "EPKIT_SSH_PORT");
-    const json_t *labels = get(set->metadata, "labels"), *policy, *rule;
+    const json_t *labels = get(set->metadata, "labels");
     const json_t *space_labels = get(get_item(check->snapshot, "namespaces", space, space), "metadata/labels");
     long long port = *text ? atoll(text) : 222;
     if (json_is_true(get(set->spec, "hostNetwork")) || set->count < 2)
@@ -272,7 +270,6 @@ static void check_policies(struct check *check, const struct deploy_set *set)
 
 void check_pods(struct check *check)
 {
-    const json_t *entry;
     size_t n;
 
     look_up(check, &missing_space, check->job->space, "nothing can be created in a namespace that does not exist");

@@ -115,7 +115,6 @@ static void count_room(struct assign *assign, const json_t *flavor, const json_t
                        long long *ret_all)
 {
     json_t *domains = json_object();
-    const json_t *node, *level;
 
     *ret_one = *ret_all = 0;
     FOR_JSON (node, get_items(assign->check->snapshot, "nodes")) {
@@ -185,7 +184,6 @@ static bool flavor_fits(struct assign *assign, const json_t *entry)
 /* The flavors of the resource group that covers GPUs; NULL if none does. */
 static const json_t *gpu_flavors(const json_t *queue)
 {
-    const json_t *group, *covered;
     FOR_JSON (group, get(queue, "spec/resourceGroups")) {
         FOR_JSON (covered, get(group, "coveredResources")) {
             if (strcmp(get_string(covered), GPU_RESOURCE) == 0)
@@ -211,7 +209,7 @@ static void add_finding(struct assign *assign)
 static void check_assignment(struct check *check, struct deploy_set *set, const json_t *queue, long long before)
 {
     struct assign assign = {.check = check, .set = set, .queue = queue, .before = before, .reasons = json_array()};
-    const json_t *flavors = gpu_flavors(queue), *annotations = get(set->metadata, "annotations"), *entry;
+    const json_t *flavors = gpu_flavors(queue), *annotations = get(set->metadata, "annotations");
     const json_t *required = json_object_get(annotations, TOPOLOGY_REQUIRED);
     const json_t *level = required ? required : json_object_get(annotations, TOPOLOGY_PREFERRED);
     char word[SHELL_WORD_BYTES];

@@ -35,10 +35,8 @@ static void print_text(const char *label, const char *text)
 static void print_unread(const json_t *snapshot)
 {
     char text[1024], name[64];
-    const char *key;
-    json_t *value;
 
-    json_object_foreach (json_object_get(snapshot, "unread"), key, value) {
+    FOR_MEMBERS (key, value, json_object_get(snapshot, "unread")) {
         clean_line(get_string(value), text, sizeof(text));
         text_clean(key, name, sizeof(name));
         out_warning("%s could not be read and were not checked: %s", name, text);
@@ -48,7 +46,6 @@ static void print_unread(const json_t *snapshot)
 /* What the table of findings has no room for. */
 static void print_details(const json_t *findings)
 {
-    const json_t *finding;
     char label[64];
 
     FOR_JSON (finding, findings) {
@@ -85,7 +82,7 @@ static void format_age(const char *since, const char *now, char ret_text[32])
 static int print_answer(const struct cmd *cmd, const struct report *report, enum out_tone tone, const char *verdict,
                         json_t *answer, const json_t *snapshot, bool is_json, int code)
 {
-    json_t *document = out_document(cmd->name), *rows = json_object_get(answer, report->key), *row;
+    json_t *document = out_document(cmd->name), *rows = json_object_get(answer, report->key);
     char text[2048];
 
     if (is_json) {

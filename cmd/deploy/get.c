@@ -67,8 +67,6 @@ const json_t *get_items(const json_t *snapshot, const char *resource)
 
 const json_t *get_item(const json_t *snapshot, const char *resource, const char *space, const char *name)
 {
-    const json_t *item;
-
     FOR_JSON (item, get_items(snapshot, resource)) {
         if (strcmp(get_name(item), name) == 0 && (!*get_space(item) || strcmp(get_space(item), space) == 0))
             return item;
@@ -78,8 +76,6 @@ const json_t *get_item(const json_t *snapshot, const char *resource, const char 
 
 const json_t *get_entry(const json_t *array, const char *key, const char *text)
 {
-    const json_t *entry;
-
     FOR_JSON (entry, array) {
         if (get_is(entry, key, text))
             return entry;
@@ -89,7 +85,7 @@ const json_t *get_entry(const json_t *array, const char *key, const char *text)
 
 bool get_serves(const json_t *snapshot, const char *group)
 {
-    const json_t *groups = get(snapshot, "groups"), *served;
+    const json_t *groups = get(snapshot, "groups");
     size_t n = strlen(group);
 
     FOR_JSON (served, groups) {
@@ -121,7 +117,6 @@ long long get_gpus(const json_t *resources)
 
 long long get_pod_gpus(const json_t *spec)
 {
-    const json_t *container;
     long long sum = 0;
 
     FOR_JSON (container, get(spec, "containers")) {
@@ -135,7 +130,7 @@ long long get_pod_gpus(const json_t *spec)
 
 static bool expression_holds(const json_t *labels, const json_t *expression)
 {
-    const json_t *label = json_object_get(labels, get_text(expression, "key")), *value;
+    const json_t *label = json_object_get(labels, get_text(expression, "key"));
     bool is_among = false;
 
     FOR_JSON (value, get(expression, "values"))
@@ -152,10 +147,7 @@ static bool expression_holds(const json_t *labels, const json_t *expression)
 
 bool get_labels_match(const json_t *labels, const json_t *wanted)
 {
-    const char *key;
-    json_t *value;
-
-    json_object_foreach ((json_t *)wanted, key, value) {
+    FOR_MEMBERS (key, value, wanted) {
         if (!json_equal(json_object_get(labels, key), value))
             return false;
     }
@@ -164,8 +156,6 @@ bool get_labels_match(const json_t *labels, const json_t *wanted)
 
 bool get_selected(const json_t *labels, const json_t *selector)
 {
-    const json_t *expression;
-
     FOR_JSON (expression, get(selector, "matchExpressions")) {
         if (!expression_holds(labels, expression))
             return false;

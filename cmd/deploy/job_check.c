@@ -29,12 +29,11 @@ static void add_dry_run(json_t *dry_runs, const char *kind, const char *name, bo
 
 json_t *deploy_dry_runs(const struct deploy_job *job)
 {
-    const json_t *replicated;
     json_t *dry_runs = json_array(), *document, *labels;
     char name[512];
 
-    FOR_JSON (document, job->documents)
-        add_dry_run(dry_runs, get_text(document, "kind"), get_name(document), false, json_incref(document));
+    FOR_JSON (given, job->documents)
+        add_dry_run(dry_runs, get_text(given, "kind"), get_name(given), false, json_incref(given));
     /* The Jobs that the JobSet controller creates. A Job without labels gets those of its pods. */
     FOR_JSON (replicated, get(job->object, "spec/replicatedJobs")) {
         snprintf(name, sizeof(name), "%.120s-%.120s-0", job->name, get_text(replicated, "name"));
@@ -111,8 +110,6 @@ static const char *fix_for(const char *answer)
 /* Is there a finding with the same message of the API server? Amounts after "requested" may differ. */
 static bool is_known(const struct check *check, const char *says)
 {
-    const json_t *finding;
-
     FOR_JSON (finding, check->findings) {
         const char *known = get_text(finding, "says"), *end = strstr(known, ", requested: ");
         size_t n = end ? (size_t)(end - known) : strlen(known);
@@ -126,7 +123,6 @@ static bool is_known(const struct check *check, const char *says)
 /* A dry run creates nothing: the next one does not find the namespace or class that the manifest brings. */
 static bool is_about_brought(const struct check *check, const char *answer)
 {
-    const json_t *document;
     char missing[512];
 
     FOR_JSON (document, check->job->documents) {
@@ -164,7 +160,7 @@ static bool add_answer(struct check *check, const json_t *dry_run, const char *a
 
 static void check_answers(struct check *check)
 {
-    json_t *dry_runs = deploy_dry_runs(check->job), *dry_run;
+    json_t *dry_runs = deploy_dry_runs(check->job);
     bool has_job = true;
 
     FOR_JSON (dry_run, dry_runs) {
@@ -245,7 +241,6 @@ static json_t *install_fix(const struct check *check, const char *version, const
 {
     size_t n = strcspn(version, "/");
     char word[SHELL_WORD_BYTES];
-    const json_t *served;
 
     FOR_JSON (served, get(check->snapshot, "groups")) {
         if (version[n] == '/' && strncmp(get_string(served), version, n + 1) == 0)
@@ -261,7 +256,7 @@ static json_t *install_fix(const struct check *check, const char *version, const
 static void check_kind(struct check *check, const json_t *document)
 {
     const char *version = get_text(document, "apiVersion"), *kind = get_text(document, "kind");
-    const json_t *groups = get(check->snapshot, "groups"), *served;
+    const json_t *groups = get(check->snapshot, "groups");
 
     FOR_JSON (served, groups) {
         if (strcmp(get_string(served), version) == 0)
@@ -306,8 +301,6 @@ static void check_quota(struct check *check, const json_t *quota)
 
 static void check_api(struct check *check)
 {
-    const json_t *object;
-
     FOR_JSON (object, check->job->documents)
         check_kind(check, object);
     FOR_JSON (object, get_items(check->snapshot, "resourcequotas"))
@@ -319,7 +312,7 @@ static void check_api(struct check *check)
 /* The cluster after the objects of the manifest were created; a new reference. */
 static json_t *apply_documents(const json_t *snapshot, const struct deploy_job *job)
 {
-    json_t *items = json_copy(json_object_get(snapshot, "items")), *list, *document;
+    json_t *items = json_copy(json_object_get(snapshot, "items")), *list;
     json_t *result = json_copy((json_t *)snapshot);
     char key[64];
 

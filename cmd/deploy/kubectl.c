@@ -143,7 +143,6 @@ static int report_failure(const struct calls *calls, const struct capture *captu
 
 static int read_version(struct calls *calls, json_t *snapshot)
 {
-    const json_t *group, *version;
     json_t *answers[2], *groups = json_pack("[s]", "v1");
     size_t i;
     int code = CMD_FINE;
@@ -189,13 +188,10 @@ static json_t *names_of(const char *text, const char *space)
 /* Removes what nothing here reads: variables of containers may have keys as values, and the rest is large. */
 static void strip(json_t *value)
 {
-    const char *key;
-    json_t *item;
-
     json_object_del(value, "env");
     json_object_del(value, "annotations");
     json_object_del(value, "managedFields");
-    json_object_foreach (value, key, item)
+    FOR_MEMBERS (key, item, value)
         strip(item);
     FOR_JSON (item, value)
         strip(item);

@@ -101,8 +101,6 @@ static const char *name_object(const char *kind, const char *name, char ret_name
 /* Adds the conditions of an object that are in the table for `kind`. */
 static void add_conditions(struct why *why, const char *kind, const char *object, const json_t *of)
 {
-    const json_t *condition;
-
     for (size_t c = 0; c < COUNT(conditions); c++)
         FOR_JSON (condition, strcmp(conditions[c].kind, kind) == 0 ? get(of, "status/conditions") : NULL) {
             const char *reason = get_text(condition, "reason");
@@ -123,7 +121,6 @@ static void know(struct why *why, const char *object, const json_t *of, bool is_
 /* Is one of its owners the job, or a Job or a pod of it? */
 static bool is_owned(const struct why *why, const json_t *object)
 {
-    const json_t *owner;
     char name[320];
 
     FOR_JSON (owner, get(object, "metadata/ownerReferences")) {
@@ -153,7 +150,6 @@ static void add_job(struct why *why, const char *kind, const json_t *job)
 /* False if one of the containers waits. */
 static bool add_containers(struct why *why, const char *object, const json_t *pod, const char *list)
 {
-    const json_t *container;
     bool is_fine = true;
 
     FOR_JSON (container, get(pod, list)) {
@@ -214,7 +210,6 @@ static void add_workload(struct why *why, const json_t *workload)
     bool is_admitted = strcmp(get_condition(workload, "Finished"), "True") == 0 ||
                        (strcmp(get_condition(workload, "Admitted"), "True") == 0 &&
                         strcmp(get_condition(workload, "Evicted"), "True") != 0);
-    const json_t *check;
     char object[320], reason[320];
 
     why->has_workload = true;
@@ -250,8 +245,6 @@ static void add_event(struct why *why, const json_t *event)
 /* A row like this one of another object; NULL: there is none. */
 static json_t *find_alike(const json_t *rows, const json_t *row)
 {
-    json_t *other;
-
     FOR_JSON (other, rows) {
         size_t n = strlen(get_text(row, "message"));
 
@@ -266,7 +259,7 @@ static json_t *find_alike(const json_t *rows, const json_t *row)
 /* What explains most first, alike rows as one; normal events only if there is nothing else. */
 static json_t *sort_rows(const struct why *why, bool with_normal)
 {
-    json_t *sorted = json_array(), *row, *alike;
+    json_t *sorted = json_array(), *alike;
 
     for (int order = 0; order <= ORDER_NORMAL; order++)
         FOR_JSON (row, why->rows) {
@@ -290,7 +283,6 @@ static json_t *sort_rows(const struct why *why, bool with_normal)
 static void collect(struct why *why)
 {
     bool is_jobset = strcmp(why->kind, "JobSet") == 0;
-    const json_t *item;
     char groups[320];
 
     add_job(why, why->kind, why->job);

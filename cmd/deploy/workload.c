@@ -58,7 +58,7 @@ static json_t *node_value(const struct yaml_node *node)
 /* A list counts as the documents in it; empty documents are left out. Consumes `value`. */
 static void add_document(json_t *documents, json_t *value)
 {
-    json_t *items = json_object_get(value, "items"), *item;
+    json_t *items = json_object_get(value, "items");
     const char *kind = json_string_value(json_object_get(value, "kind"));
 
     if (json_is_array(items) && kind && strcmp(kind, "List") == 0) {
@@ -126,8 +126,6 @@ static long long count_pods(const json_t *spec)
 
 static void read_jobset(struct deploy_job *job)
 {
-    const json_t *replicated;
-
     FOR_JSON (replicated, get(job->object, "spec/replicatedJobs")) {
         const json_t *spec = get(replicated, "template/spec");
         long long replicas = get_number(replicated, "replicas", 1), pods = count_pods(spec);
@@ -158,7 +156,7 @@ static void read_leaderworkerset(struct deploy_job *job)
 
 const char *deploy_variable(const struct deploy_job *job, const char *name)
 {
-    const json_t *container, *variable;
+    const json_t *variable;
 
     for (int s = 0; s < job->n_sets; s++)
         FOR_JSON (container, get(job->sets[s].spec, "containers")) {
@@ -172,7 +170,6 @@ const char *deploy_variable(const struct deploy_job *job, const char *name)
 ep_status deploy_job_find(const json_t *documents, const char *space, struct deploy_job *ret_job)
 {
     struct deploy_job job = {.documents = documents, .groups = 1};
-    const json_t *document;
 
     FOR_JSON (document, documents) {
         const char *kind = get_text(document, "kind");

@@ -98,9 +98,8 @@ static bool is_finding(const json_t *check)
 static json_t *flatten(const json_t *document)
 {
     json_t *flat = json_object(), *facts = json_object_get(document, "facts"),
-           *environment = json_object_get(facts, "environment"), *value;
+           *environment = json_object_get(facts, "environment");
     const json_t *checks = json_object_get(document, "checks");
-    const char *name;
 
     set(flat, "epkit", json_text(document, "epkit"));
     for (size_t i = 0; i < COUNT(versions); i++) {
@@ -111,7 +110,7 @@ static json_t *flatten(const json_t *document)
     flatten_gpus(flat, json_object_get(facts, "gpus"));
     flatten_nics(flat, json_object_get(facts, "nics"));
     set(flat, ALL_VARIABLES, json_object_size(environment) ? "set" : NO_VARIABLE);
-    json_object_foreach (environment, name, value)
+    FOR_MEMBERS (name, value, environment)
         set_named(flat, "$", name, NAME_BYTES, json_is_string(value) ? json_string_value(value) : "");
     for (size_t i = 0; i < json_array_size(checks); i++)
         if (is_finding(json_array_get(checks, i)))
@@ -229,18 +228,16 @@ static void split_by_kind(const struct node *nodes, json_t **flats, int n, json_
 
 json_t *compare_nodes(const struct node *nodes, int n)
 {
-    json_t **flats = memory_new((size_t)n + 1, sizeof(*flats)), *facts = json_object(), *differences = json_array(),
-           *value;
-    const char *fact;
+    json_t **flats = memory_new((size_t)n + 1, sizeof(*flats)), *facts = json_object(), *differences = json_array();
 
     for (int i = 0; i < n; i++)
         flats[i] = nodes[i].document ? flatten(nodes[i].document) : NULL;
     split_by_kind(nodes, flats, n, differences);
     for (int i = 0; i < n; i++)
-        json_object_foreach (flats[i], fact, value)
+        FOR_MEMBERS (fact, value, flats[i])
             if (json_object_size(facts) < FACTS_MAX)
                 json_object_set(facts, fact, value);
-    json_object_foreach (facts, fact, value) {
+    FOR_MEMBERS (fact, value, facts) {
         json_t *values = tally(fact, nodes, flats, n);
 
         if (json_array_size(values) > 1)

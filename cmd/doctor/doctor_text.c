@@ -69,8 +69,7 @@ static void count_ports(const struct topo *topo, json_t *kinds)
 /* Summarises GPUs and data ports, followed by ", ": "8 x H200, 8 x 400 Gb/s RoCE, "; "" if there are none. */
 static void diagnosis_inventory(const struct topo *topo, char *ret_text, size_t bytes)
 {
-    json_t *kinds = json_object(), *n;
-    const char *kind;
+    json_t *kinds = json_object();
 
     *ret_text = '\0';
     for (int i = 0; i < topo->n_gpus; i++) {
@@ -80,7 +79,7 @@ static void diagnosis_inventory(const struct topo *topo, char *ret_text, size_t 
         count_kind(kinds, name);
     }
     count_ports(topo, kinds);
-    json_object_foreach (kinds, kind, n)
+    FOR_MEMBERS (kind, n, kinds)
         text_append(ret_text, bytes, "%d x %s, ", (int)json_integer_value(n), kind);
     json_decref(kinds);
 }
@@ -120,7 +119,7 @@ static void add_unknown(const struct diagnosis *diagnosis, bool is_named, char *
 /* Appends the libraries that run here, "; runs here: DeepEP 2 2.1.0"; or says that there is none to look at. */
 static void add_stacks(const struct doctor_machine *machine, char *text, size_t bytes)
 {
-    json_t *rows = diagnosis_stacks(machine, NULL, 0), *row;
+    json_t *rows = diagnosis_stacks(machine, NULL, 0);
     const char *before = "; runs here: ";
 
     FOR_JSON (row, rows)
@@ -340,7 +339,6 @@ static void print_stacks(json_t *rows)
                                                 {"VERSION", "version", 0, OUT_NONZERO},
                                                 {"STATE", "state", 0, 0},
                                                 {"WHAT", "text", 0, OUT_TRUNC}};
-    json_t *row;
 
     out_line("%s", "");
     OUT_PRINT(columns, json_incref(rows));

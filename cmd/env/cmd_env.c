@@ -273,8 +273,6 @@ static int find_row(const json_t *rows, const char *name)
 /* Adds what the doctor finds. A variable has one row, that of its most severe problem. */
 static void add_findings(json_t *findings, json_t *faults, json_t *advice)
 {
-    json_t *row;
-
     FOR_JSON (row, findings) {
         bool is_fault = strcmp(json_text(row, "kind"), "harmful") == 0;
         int advised = find_row(advice, json_text(row, "name"));

@@ -44,10 +44,8 @@ void dpkg_check(const struct check_context *context, const json_t *packages, str
     int n_missing = 0, n_fine = 0;
     const char *status = source_read(context->source, "/var/lib/dpkg/status").text;
     char missing[128] = "";
-    const char *name;
-    json_t *value;
 
-    json_object_foreach ((json_t *)packages, name, value) {
+    FOR_MEMBERS (name, value, packages) {
         const char *pin = json_string_value(value);
         struct dpkg_package package = find_package(status, name);
 
@@ -134,7 +132,6 @@ static void build_check(const struct check_context *context, const struct recipe
 {
     const char *missing = NULL;
     size_t n_there = 0;
-    json_t *value;
 
     FOR_JSON (value, json_object_get(step->args, "provides")) {
         bool is_there = source_stat(context->source, "%s", json_string_value(value)).state == SOURCE_OK;
@@ -205,11 +202,10 @@ static void pip_version(struct source *source, const char *target, const char *n
 
 static void pip_check(const struct check_context *context, const struct recipe_step *step, struct step_state *ret_state)
 {
-    const char *name, *target = arg_text(step, "target");
+    const char *target = arg_text(step, "target");
     int n_missing = 0, n_there = 0;
-    json_t *value;
 
-    json_object_foreach (json_object_get(step->args, "packages"), name, value) {
+    FOR_MEMBERS (name, value, json_object_get(step->args, "packages")) {
         char version[160];
 
         pip_version(context->source, target, name, version);
@@ -303,7 +299,6 @@ static void copyset_check(const struct check_context *context, const struct reci
                           struct step_state *ret_state)
 {
     struct comparison comparison = {0};
-    json_t *value;
 
     FOR_JSON (value, json_object_get(step->args, "files")) {
         if (!compare_matches(context->source, json_string_value(value), arg_text(step, "to"), &comparison)) {
@@ -343,7 +338,6 @@ static void command_check(const struct check_context *context, const struct reci
                           struct step_state *ret_state)
 {
     const char *check = arg_text(step, "check");
-    json_t *value;
 
     FOR_JSON (value, json_object_get(step->args, "creates")) {
         if (source_stat(context->source, "%s", json_string_value(value)).state != SOURCE_OK) {

@@ -119,9 +119,7 @@ static int split_settings(const struct cmd *cmd, struct chosen_recipe *chosen, c
 static int add_saved_settings(const struct saved *saved, const char *name, struct chosen_recipe *chosen)
 {
     char path[PATH_MAX], *text;
-    const char *key;
     size_t bytes = 0;
-    json_t *value;
 
     text = journal_read_file(open_file(saved, name, "settings.json", path), RECIPE_BYTES_MAX, &bytes);
     if (!text && errno == ENOENT)
@@ -133,7 +131,7 @@ static int add_saved_settings(const struct saved *saved, const char *name, struc
         out_hint("'epkit install apply' with these values by --set writes it again");
         return CMD_FAILED;
     }
-    json_object_foreach (chosen->saved, key, value) {
+    FOR_MEMBERS (key, value, chosen->saved) {
         if (chosen->n_settings == SETTINGS_MAX || !json_is_string(value))
             continue;
         chosen->settings[chosen->n_settings].name = key;

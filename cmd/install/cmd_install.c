@@ -221,7 +221,6 @@ static int do_apply(struct act *act)
 static void print_uninstalled(const struct install *install, bool was_known)
 {
     char logs[1024];
-    json_t *text;
 
     snprintf(logs, sizeof(logs), "%.400s%.500s", install->root, install->logs);
     if (!was_known)

@@ -65,12 +65,9 @@ static const struct step_arg modprobe_args[] = {
 
 static ep_status modprobe_validate(const struct recipe *recipe, const struct recipe_step *step)
 {
-    const char *key;
-    json_t *value;
-
     if (*arg_text(step, "effect_file") && !json_object_get(step->args, "effect_any"))
         return recipe_refuse(recipe, step->line, "step '%s': 'effect_file' needs 'effect_any'", step->id);
-    json_object_foreach (json_object_get(step->args, "options"), key, value) {
+    FOR_MEMBERS (key, value, json_object_get(step->args, "options")) {
         if (strpbrk(json_string_value(value), "\"\\"))
             return recipe_refuse(recipe, step->line, "step '%s': option %s must not hold quotes or backslashes",
                                  step->id, key);
@@ -83,11 +80,9 @@ static char *modprobe_content(const struct recipe_step *step)
     char *text;
     size_t bytes;
     FILE *out = memory_stream(&text, &bytes);
-    const char *key;
-    json_t *value;
 
     fputs("# Written by epkit install.\n", out);
-    json_object_foreach (json_object_get(step->args, "options"), key, value)
+    FOR_MEMBERS (key, value, json_object_get(step->args, "options"))
         fprintf(out, "options %s %s=\"%s\"\n", arg_text(step, "module"), key, json_string_value(value));
     memory_close(out);
     return text;
@@ -95,8 +90,6 @@ static char *modprobe_content(const struct recipe_step *step)
 
 static bool is_effective(const char *text, const json_t *any)
 {
-    json_t *value;
-
     FOR_JSON (value, any)
         if (strstr(text, json_string_value(value)))
             return true;

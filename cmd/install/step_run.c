@@ -79,8 +79,7 @@ static void script_shell_apart(FILE *script, const char *text)
 /* A text as it is; of a list or a map each entry on a line, as VALUE or NAME=VALUE. */
 static void set_arg(FILE *script, const char *key, const json_t *arg)
 {
-    const char *name, *between = "";
-    json_t *value;
+    const char *between = "";
 
     fprintf(script, "arg_%s=", key);
     if (json_is_string(arg))
@@ -90,7 +89,7 @@ static void set_arg(FILE *script, const char *key, const json_t *arg)
         shell_write(script, json_string_value(value));
         between = "'\n'";
     }
-    json_object_foreach ((json_t *)arg, name, value) {
+    FOR_MEMBERS (name, value, arg) {
         fputs(between, script);
         shell_write(script, name);
         fputc('=', script);

@@ -35,8 +35,6 @@ static bool is_within(const char *path, const char *folder)
 /* A path inside `folder` that the step writes or owns, or NULL. */
 static const char *path_within(const struct recipe_step *step, const char *folder)
 {
-    json_t *value;
-
     if (is_within(step->path, folder))
         return step->path;
     FOR_JSON (value, json_object_get(step->args, "owns")) {
@@ -49,8 +47,6 @@ static const char *path_within(const struct recipe_step *step, const char *folde
 static ep_status check_owned(const struct recipe *recipe, const struct recipe_step *owner,
                              const struct recipe_step *other)
 {
-    json_t *value;
-
     FOR_JSON (value, json_object_get(owner->args, "owns")) {
         const char *path = path_within(other, json_string_value(value));
 
@@ -65,7 +61,6 @@ static ep_status check_owned(const struct recipe *recipe, const struct recipe_st
 static ep_status check_system(const struct recipe *recipe, const struct recipe_step *step)
 {
     char word[1100];
-    json_t *value;
 
     FOR_JSON (value, json_object_get(step->args, "owns")) {
         snprintf(word, sizeof(word), " %s ", json_string_value(value));

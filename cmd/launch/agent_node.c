@@ -195,8 +195,7 @@ json_t *agent_nics(json_t *begin)
 ep_status agent_write_files(struct agent *agent, const json_t *files)
 {
     static const char data[PROBE_BYTES];
-    const char *base = getenv("TMPDIR"), *name;
-    json_t *text;
+    const char *base = getenv("TMPDIR");
     int number;
 
     if (!base || !*base)
@@ -215,7 +214,7 @@ ep_status agent_write_files(struct agent *agent, const json_t *files)
         agent_remove_files(agent);
         return ep_fail_errno(EP_E_SYSTEM, number, "writing %d bytes to %s", PROBE_BYTES, base);
     }
-    json_object_foreach ((json_t *)files, name, text) {
+    FOR_MEMBERS (name, text, files) {
         number = dir_write(agent->folder.fd, name, json_string_value(text), json_string_length(text), 0700);
         if (number)
             return ep_fail_errno(EP_E_SYSTEM, number, "writing %s to %s", name, agent->folder.path);

@@ -241,7 +241,6 @@ ep_status launch_arrange(struct launch *launch)
 static void add_finding(json_t *findings, const struct node *node, const json_t *check)
 {
     const char *id = job_text(check, "id", ""), *text = job_text(check, "text", "");
-    json_t *finding;
 
     FOR_JSON (finding, findings) {
         if (strcmp(job_text(finding, "id", ""), id) == 0 && strcmp(job_text(finding, "text", ""), text) == 0) {
@@ -273,7 +272,7 @@ static int check_seconds(const struct launch *launch)
 static void add_diagnosis(struct launch *launch, const struct node *node)
 {
     const char *text = job_text(node->reply, "output", "");
-    json_t *document = json_loads(text, 0, NULL), *check;
+    json_t *document = json_loads(text, 0, NULL);
 
     /*
      * A document with "errors" says why there is no report: common/ending.json. A node without GPU and NIC has one,

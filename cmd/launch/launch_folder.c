@@ -26,7 +26,7 @@ static void remove_earlier(struct launch *launch)
 {
     static const char *const forms[] = {"worker-%s.log", "doctor-%s.json"};
     char file[300];
-    json_t *run = runfolder_load_json(launch->folder_fd, "run.json", file, sizeof(file)), *host;
+    json_t *run = runfolder_load_json(launch->folder_fd, "run.json", file, sizeof(file));
 
     FOR_JSON (host, json_object_get(run, "hosts")) {
         const char *name = job_text(host, "name", "");

@@ -85,10 +85,7 @@ static void set(const char *name, const char *value)
 
 static void set_inherited(const json_t *spec)
 {
-    const char *name;
-    json_t *value;
-
-    json_object_foreach (json_object_get(spec, "inherited"), name, value) {
+    FOR_MEMBERS (name, value, json_object_get(spec, "inherited")) {
         set(name, json_string_value(value));
     }
 }
@@ -189,12 +186,11 @@ static bool is_job(const json_t *spec)
 static void set_given(const json_t *spec)
 {
     const char *variable = is_job(spec) ? "EPKIT_PRELOAD" : "LD_PRELOAD";
-    const char *preload = getenv("EPKIT_PRELOAD"), *key;
-    json_t *value;
+    const char *preload = getenv("EPKIT_PRELOAD");
 
     if (preload && *preload)
         set(variable, preload);
-    json_object_foreach (json_object_get(spec, "env"), key, value) {
+    FOR_MEMBERS (key, value, json_object_get(spec, "env")) {
         set(key, json_string_value(value));
     }
     if (job_text(spec, "preload", NULL))

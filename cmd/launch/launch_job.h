@@ -3,9 +3,9 @@
 #ifndef EP_LAUNCH_LAUNCH_JOB_H
 #define EP_LAUNCH_LAUNCH_JOB_H
 
-#include <epkit/status.h>
+#include "common/json.h"
 
-#include <jansson.h>
+#include <epkit/status.h>
 #include <stdbool.h>
 #include <sys/types.h>
 

@@ -72,7 +72,7 @@ static void print_failures(const json_t *hosts)
 {
     static const struct out_column columns[] = {
         {"NODE", "name", 0, 0}, {"FAILED AT", "failed_at", 0, 0}, {"WHY", "why", 0, 0}};
-    json_t *rows = json_array(), *host;
+    json_t *rows = json_array();
 
     FOR_JSON (host, hosts) {
         if (json_is_string(json_object_get(host, "failed_at")))

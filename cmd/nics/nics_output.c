@@ -271,7 +271,7 @@ static int print_details(FILE *stream, const json_t *devices, const char *values
         {"SINCE BOOT", "total", 0, OUT_RIGHT | OUT_NONZERO},
         {"MEANING", "text", 0, OUT_NONZERO},
     };
-    json_t *rows = json_array(), *device, *counter;
+    json_t *rows = json_array();
     int result = 0;
     FOR_JSON (device, devices) {
         FOR_JSON (counter, json_object_get(device, "counters")) {

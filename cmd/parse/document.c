@@ -174,8 +174,6 @@ static void survey(struct context *context)
 /* Launchers wait for hosts and clean up after earlier attempts: no failure if a run follows that passes. */
 static bool is_notice(const struct parse_fault *fault, const json_t *runs)
 {
-    const json_t *run;
-
     if (!fault->known->may_pass)
         return false;
     FOR_JSON (run, runs) {

@@ -36,7 +36,6 @@ static void read_test(struct parser *parser, json_t *document)
 {
     char title[64];
     struct parse_run *run;
-    json_t *item;
 
     snprintf(title, sizeof(title), "epkit test %.40s", json_text(document, "matrix"));
     run = run_begin(parser, PARSE_EPKIT_TEST, title);
@@ -79,7 +78,6 @@ static void read_bench(struct parser *parser, json_t *document)
 {
     const char *device = json_text(document, "device");
     struct parse_run *run;
-    json_t *row;
 
     feed(parser, program_line, "ON OP TYPE RANKS TOKENS TIME us P10 P90 LOGICAL GB/s WIRE GB/s");
     run = run_open(parser, PARSE_EPKIT_BENCH);
@@ -169,7 +167,7 @@ static void read_document(struct parser *parser, const char *text, size_t bytes)
     } else if (integer_of(document, "schema_version") == 1 && strcmp(subcommand, "bench") == 0) {
         read_bench(parser, document);
     } else if (strcmp(subcommand, "run") == 0) {
-        json_t *suite, *bench = json_object_get(document, "bench");
+        json_t *bench = json_object_get(document, "bench");
 
         FOR_JSON (suite, json_object_get(document, "suites")) {
             read_test(parser, suite);

@@ -269,8 +269,6 @@ static const json_t *rest_of(const struct stream *stream, const char *line)
 /* The text of the line, if it continues the one that is held; else NULL. */
 static const char *continued(const struct stream *stream, const char *line)
 {
-    const json_t *text;
-
     line = skip_host(line);
     line += strspn(line, " ");
     FOR_JSON (text, stream->next)

@@ -42,7 +42,7 @@ static void group(const json_t *place, char *ret_text, size_t bytes)
 
 static void read_nccl_tests(struct parser *parser, const json_t *document)
 {
-    const json_t *row, *bounds = json_object_get(document, "out_of_bounds");
+    const json_t *bounds = json_object_get(document, "out_of_bounds");
     const char *program = json_string_value(json_array_get(json_object_get(document, "args"), 0));
 
     feed(parser, nccl_line, "# Collective test starting: %.*s", WORD, program ? text_base(program) : "nccl-tests");
@@ -115,7 +115,7 @@ static void perftest_row(struct parser *parser, const json_t *row)
 
 static void read_perftest(struct parser *parser, const json_t *document)
 {
-    const json_t *info = json_object_get(document, "test_info"), *results = json_object_get(document, "results"), *row;
+    const json_t *info = json_object_get(document, "test_info"), *results = json_object_get(document, "results");
     char title[WORD];
 
     /* "RDMA_Write_BW_Test" */

@@ -89,8 +89,6 @@ int input_read(const struct cmd *cmd, struct parser *parser, const char *path)
 
 static const char *why_of(const json_t *run, const char *name)
 {
-    json_t *host;
-
     FOR_JSON (host, json_object_get(run, "hosts"))
         if (strcmp(json_text(host, "name"), name) == 0)
             return json_text(host, "why");
@@ -226,7 +224,7 @@ int verdict_measures(FILE *stream, const json_t *runs, enum out_format format)
         {"RATING", "rating", 0, OUT_IF_PRESENT},
         {"BEST CONFIGURATION", "config", 0, OUT_IF_PRESENT | OUT_TRUNC},
     };
-    json_t *rows = json_array(), *run, *measure;
+    json_t *rows = json_array();
     int result = 0;
 
     FOR_JSON (run, runs) {
@@ -255,8 +253,6 @@ static void add_item(json_t *items, int level, const char *tone, const char *kin
 /* Texts of a run, or objects with a text and an ID. */
 static void add_list(json_t *items, const json_t *list, const char *tone, const char *kind)
 {
-    json_t *item;
-
     FOR_JSON (item, list)
         add_item(items, 1, tone, kind, json_text(item, "id"),
                  json_incref(json_is_string(item) ? item : json_object_get(item, "text")));
@@ -291,7 +287,7 @@ static void add_run(json_t *items, const json_t *run)
 json_t *verdict_items(const json_t *document)
 {
     const json_t *totals = json_object_get(document, "totals");
-    json_t *items = json_array(), *item;
+    json_t *items = json_array();
 
     FOR_JSON (item, json_object_get(document, "runs"))
         add_run(items, item);

@@ -49,7 +49,7 @@ static bool begins[256];       /* a first character of forms that begin a run */
 
 static void add_forms(const json_t *program, const json_t *rows, enum role role)
 {
-    const json_t *row, *name;
+    const json_t *name;
 
     FOR_JSON (row, rows) {
         struct program_form *form;
@@ -81,7 +81,7 @@ static void add_forms(const json_t *program, const json_t *rows, enum role role)
 void programs_load(void)
 {
     static json_t *programs;
-    const json_t *program, *lines;
+    const json_t *lines;
 
     if (programs)
         return;
@@ -381,7 +381,6 @@ bool program_line(struct parser *parser, const char *line)
 /* The number behind one of these options; 0: none. */
 static double setting_of(const json_t *options, const char *text)
 {
-    const json_t *name;
     double number;
 
     FOR_JSON (name, options)
@@ -410,7 +409,6 @@ static int count_hosts(const char *list, double *slots)
 
 void program_command(struct parser *parser, const char *line)
 {
-    const json_t *row, *name;
     double nodes, ranks;
     FOR_JSON (row, commands) {
         const char *text = strstr(line, json_text(row, "text"));

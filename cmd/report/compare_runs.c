@@ -46,7 +46,6 @@ static const char *place_of(const json_t *measure)
 static const char *size_of(const json_t *run, const json_t *measure, char *ret_text, size_t bytes)
 {
     double largest = json_number(measure, "bytes");
-    const json_t *point;
 
     *ret_text = '\0';
     if (strcmp(json_text(run, "dialect"), "nccl-tests") != 0)
@@ -63,7 +62,7 @@ static const char *size_of(const json_t *run, const json_t *measure, char *ret_t
 json_t *report_figures(const json_t *document)
 {
     const json_t *parsed = json_object_get(document, "parsed");
-    json_t *figures = json_object(), *run, *measure, *figure;
+    json_t *figures = json_object(), *figure;
     char name[300], numbered[320], size[40];
 
     FOR_JSON (run, json_object_get(parsed ? parsed : document, "runs")) {
@@ -97,7 +96,6 @@ static double noise_of(const json_t *history, const char *figure)
 {
     double sum = 0, squares = 0, mean, variance;
     int n = 0;
-    json_t *entry;
 
     FOR_JSON (entry, history) {
         const json_t *value = json_object_get(json_object_get(json_object_get(entry, "figures"), figure), "value");
@@ -150,21 +148,20 @@ static json_t *about(const json_t *document)
 
 json_t *report_compare(const json_t *a, const json_t *b, double noise, const json_t *history)
 {
-    json_t *before = json_object_get(a, "figures"), *after = json_object_get(b, "figures"), *rows = json_array(),
-           *value;
-    const char *name, *worst = "";
+    json_t *before = json_object_get(a, "figures"), *after = json_object_get(b, "figures"), *rows = json_array();
+    const char *worst = "";
     double worst_change = 0;
     bool has_failed = strcmp(json_text(b, "result"), "failed") == 0 && strcmp(json_text(a, "result"), "failed") != 0;
     int worse = has_failed, better = 0, compared = 0;
-    json_t *verdict, *row;
+    json_t *verdict;
 
-    json_object_foreach (before, name, value) {
+    FOR_MEMBERS (name, value, before) {
         double own = noise_of(history, name);
 
         json_array_append_new(
             rows, compare_row(name, value, json_object_get(after, name), own > 0 ? own : noise, &worse, &better));
     }
-    json_object_foreach (after, name, value) {
+    FOR_MEMBERS (name, value, after) {
         if (!json_object_get(before, name))
             json_array_append_new(rows, compare_row(name, NULL, value, noise, &worse, &better));
     }
@@ -198,7 +195,7 @@ int report_compare_print(FILE *stream, const json_t *comparison, enum out_format
         {"FIGURE", "figure", 0, 0},     {"UNIT", "unit", 0, 0},       {"A", "a", 1, 0},     {"B", "b", 1, 0},
         {"CHANGE %", "change %", 1, 0}, {"NOISE %", "noise %", 1, 0}, {"", "rating", 0, 0},
     };
-    json_t *rows = json_deep_copy(json_object_get(comparison, "rows")), *row;
+    json_t *rows = json_deep_copy(json_object_get(comparison, "rows"));
     int result = 0;
 
     FOR_JSON (row, rows) {

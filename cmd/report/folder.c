@@ -215,7 +215,7 @@ static double nic_bytes(const json_t *nic)
 
 json_t *runfolder_balance(const char *host, const json_t *nics, int *ret_uneven)
 {
-    json_t *list = json_array(), *nic;
+    json_t *list = json_array();
     double sum = 0;
     size_t n = json_array_size(nics);
     int n_uneven = 0;

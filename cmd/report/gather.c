@@ -40,7 +40,7 @@ static void copy_members(json_t *into, const json_t *from, const struct member *
 
 static json_t *gather_nics(const json_t *run)
 {
-    json_t *hosts = json_array(), *host;
+    json_t *hosts = json_array();
     int uneven = 0;
 
     FOR_JSON (host, json_object_get(run, "hosts")) {
@@ -54,10 +54,9 @@ static json_t *gather_nics(const json_t *run)
 
 static json_t *gather_environment(const json_t *run)
 {
-    json_t *result = json_object(), *value;
-    const char *name;
+    json_t *result = json_object();
 
-    json_object_foreach (json_object_get(run, "environment"), name, value) {
+    FOR_MEMBERS (name, value, json_object_get(run, "environment")) {
         if (json_is_string(value))
             json_object_set(result, name, value);
     }
@@ -66,7 +65,7 @@ static json_t *gather_environment(const json_t *run)
 
 static json_t *gather_hosts(const json_t *run)
 {
-    json_t *list = json_array(), *host, *copy;
+    json_t *list = json_array(), *copy;
 
     FOR_JSON (host, json_object_get(run, "hosts")) {
         copy = json_object();
@@ -79,7 +78,7 @@ static json_t *gather_hosts(const json_t *run)
 /* Of the launcher's checks before the run: one for each node. */
 static json_t *gather_findings(const json_t *run)
 {
-    json_t *list = json_array(), *finding, *node;
+    json_t *list = json_array();
     FOR_JSON (finding, json_object_get(run, "findings")) {
         FOR_JSON (node, json_object_get(finding, "nodes")) {
             if (json_is_string(node))
@@ -107,7 +106,7 @@ static json_t *date_of(const struct folder *folder)
 /* A value, such as hardware or nodes, of the first run that has it, borrowed; NULL: none has. */
 static json_t *first_of_runs(const json_t *parsed, const char *key)
 {
-    json_t *run, *value;
+    json_t *value;
 
     FOR_JSON (run, json_object_get(parsed, "runs")) {
         value = json_object_get(run, key);

@@ -140,7 +140,7 @@ static bool is_same_run(const json_t *a, const json_t *b)
 
 json_t *report_history_of(const json_t *history, const json_t *document)
 {
-    json_t *list = json_array(), *entry;
+    json_t *list = json_array();
 
     FOR_JSON (entry, history) {
         size_t n = json_array_size(list);

@@ -23,7 +23,6 @@ static const json_t *runs_of(const json_t *document)
 
 static void print_figures(FILE *stream, const json_t *document)
 {
-    json_t *run;
     size_t n = 0;
 
     FOR_JSON (run, runs_of(document))
@@ -42,7 +41,6 @@ static void print_figures(FILE *stream, const json_t *document)
 static void draw_expected(FILE *stream, const json_t *document, const char *unit)
 {
     struct page_bars bars = {.title = unit, .unit = "GB/s", .names = {"measured", "expected"}};
-    json_t *run, *measure;
     FOR_JSON (run, runs_of(document)) {
         const char *name = json_array_size(runs_of(document)) > 1 ? json_text(run, "title") : "";
         bool is_perf = strstr(json_text(run, "title"), "_perf");
@@ -69,7 +67,6 @@ static bool plot_sweep(FILE *stream, const json_t *run)
                             .x_label = is_sized ? "bytes" : "number of the configuration",
                             .y_label = "GB/s",
                             .unit = "GB/s"};
-    json_t *measure, *point;
     snprintf(plot.title, sizeof(plot.title), "%.40s%s%.30s, %s", json_text(run, "title"),
              is_link && *json_text(run, "device") ? " on " : "", is_link ? json_text(run, "device") : "",
              is_sized ? "by message size" : "sweep");
@@ -93,7 +90,6 @@ static bool plot_sweep(FILE *stream, const json_t *run)
 
 static void print_plots(FILE *stream, const json_t *document)
 {
-    json_t *run;
     size_t i;
     int n = 0;
 
@@ -113,8 +109,6 @@ static void print_plots(FILE *stream, const json_t *document)
 /* Of a log in which no run was recognised. */
 static void print_tail(FILE *stream, const json_t *tail)
 {
-    const json_t *line;
-
     if (!json_is_object(tail))
         return;
     page_print(stream, "<p>No run was recognised in the logs. %s ends with:</p>\n<pre>", json_text(tail, "source"));
@@ -129,7 +123,7 @@ static void print_tail(FILE *stream, const json_t *tail)
 
 static void print_runs(FILE *stream, const json_t *document)
 {
-    json_t *items = verdict_items(json_object_get(document, "parsed")), *item;
+    json_t *items = verdict_items(json_object_get(document, "parsed"));
     bool is_inner = false;
 
     fputs("<section><h2>Runs</h2>\n<ul>\n", stream);
@@ -153,7 +147,6 @@ static void print_runs(FILE *stream, const json_t *document)
 static void print_nics(FILE *stream, const json_t *document)
 {
     const json_t *hosts = json_object_get(json_object_get(document, "nics"), "hosts");
-    json_t *host, *nic;
     size_t n_alike = 0;
     if (json_array_size(hosts) == 0)
         return;
@@ -232,11 +225,9 @@ static void plot_history(FILE *stream, const json_t *document, const json_t *his
 {
     struct svg_plot plot = {.scale = SVG_NUMBERS, .x_label = "run", .y_label = unit, .unit = "GB/s"};
     size_t count = json_array_size(history);
-    const char *name;
-    json_t *value;
 
     snprintf(plot.title, sizeof(plot.title), "All runs so far, %s", unit);
-    json_object_foreach (json_object_get(document, "figures"), name, value) {
+    FOR_MEMBERS (name, value, json_object_get(document, "figures")) {
         struct svg_series *series;
 
         if (plot.n == SVG_MAX_SERIES || strcmp(json_text(value, "unit"), unit) != 0)
@@ -272,14 +263,13 @@ static void print_history(FILE *stream, const json_t *document)
 
 static void print_environment(FILE *stream, const json_t *document)
 {
-    json_t *environment = json_object_get(document, "environment"), *value;
-    const char *name;
+    json_t *environment = json_object_get(document, "environment");
 
     if (json_object_size(environment) == 0)
         return;
     fputs("<section><h2>Environment</h2>\n<details><summary>Environment variables of the ranks</summary>\n<pre>",
           stream);
-    json_object_foreach (environment, name, value) {
+    FOR_MEMBERS (name, value, environment) {
         page_print(stream, "%s=%s\n", name, json_string_value(value));
     }
     fputs("</pre></details></section>\n", stream);

@@ -21,7 +21,6 @@ static void draw_rates(FILE *stream, const json_t *rows)
     double most = json_number(bench_largest(rows, NULL), "tokens");
     char names[2][64];
     struct page_bars bars = {.title = "GB/s of one rank, largest batch", .unit = "GB/s", .names = {names[0], names[1]}};
-    json_t *row;
 
     snprintf(names[0], sizeof(names[0]), "epkit%s", baseline.kind);
     snprintf(names[1], sizeof(names[1]), "%s%s, same bytes", baseline.name, baseline.kind);
@@ -41,7 +40,6 @@ static void plot_tokens(FILE *stream, const json_t *rows)
                             .x_label = "tokens of each rank",
                             .y_label = "times a plain copy",
                             .unit = "times"};
-    json_t *row;
 
     for (size_t k = 0; k < 2; k++) {
         struct svg_series *series = svg_begin(&plot, "%s bf16", ops[k]);

@@ -110,8 +110,6 @@ static void part_spec(struct run *run, const struct part *part, struct ranks_spe
 static void append_suite(struct run *run, const struct ranks_spec *spec, const struct suite_request *request,
                          const struct suite_result *result)
 {
-    json_t *case_row;
-
     FOR_JSON (case_row, result->cases) {
         json_object_set_new(case_row, "seed", json_integer((json_int_t)run->seed));
     }
@@ -337,7 +335,7 @@ static void print_table(const struct run *run)
         {"RANKS", "ranks", 0, 0},
         {"RESULT", "result", 0, 0},
     };
-    json_t *rows = json_array(), *item;
+    json_t *rows = json_array();
     const json_t *last = bench_largest(json_object_get(run->bench, "rows"), "dispatch");
     char text[128];
 

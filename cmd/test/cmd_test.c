@@ -153,7 +153,6 @@ static void add_result(const struct cmd *cmd, const struct cmd_call *call, const
                        const struct suite_result *result, struct totals *totals)
 {
     char command[2048];
-    json_t *row;
 
     totals->sum.passed += result->passed;
     totals->sum.failed += result->failed;
@@ -207,7 +206,6 @@ static void render_text(const struct ranks_spec *spec, const struct suite_reques
                         const struct totals *totals)
 {
     char sentence[128], nodes[32] = "";
-    json_t *command;
 
     suite_summary(&totals->sum, sentence, sizeof(sentence));
     if (spec->nnodes > 1)

@@ -412,7 +412,7 @@ static int print_map_table(const struct topo_view *view)
         {.title = "GPU", .key = "gpu"},        {.title = "NIC", .key = "ports"}, {.title = "PATH", .key = "path"},
         {.title = "NUMA", .key = "numa_node"}, {.title = "Gb/s", .key = "rate"}, {.title = "WHY", .key = "why"},
     };
-    json_t *rows = topo_map_rows(view), *row;
+    json_t *rows = topo_map_rows(view);
 
     FOR_JSON (row, rows) {
         double rate = json_number_value(json_object_get(row, "rate_gbps"));
@@ -538,7 +538,7 @@ static int print_nics(const struct topo_view *view)
         {.title = "GID", .key = "gid"},       {.title = "FIRMWARE", .key = "firmware"},
         {.title = "USED FOR", .key = "role"},
     };
-    json_t *rows = topo_port_rows(view), *row;
+    json_t *rows = topo_port_rows(view);
     bool has_gid = false;
     int result;
 

@@ -29,7 +29,6 @@ static const struct opt triangulate_table[] = {
 static double lowest_ratio(const json_t *verdict)
 {
     double worst = NAN;
-    json_t *run, *measure;
     FOR_JSON (run, json_object_get(verdict, "runs")) {
         FOR_JSON (measure, json_object_get(run, "measures")) {
             if (json_is_number(json_object_get(measure, "ratio")))
@@ -69,7 +68,6 @@ static const char *why_none(const json_t *runs, bool *ret_passed)
 {
     const char *why = "";
     bool has_ratio = false;
-    json_t *run;
 
     *ret_passed = false;
     FOR_JSON (run, runs) {

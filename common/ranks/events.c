@@ -24,10 +24,10 @@ void ranks_problem_add(json_t *problems, const json_t *event)
     json_t *rank = json_object_get(event, "rank");
     json_t *problem;
 
-    FOR_JSON (problem, problems)
-        if (strcmp(json_text(problem, "what"), json_text(event, "what")) == 0 &&
-            strcmp(json_text(problem, "text"), json_text(event, "text")) == 0) {
-            json_array_append(json_object_get(problem, "ranks"), rank);
+    FOR_JSON (known, problems)
+        if (strcmp(json_text(known, "what"), json_text(event, "what")) == 0 &&
+            strcmp(json_text(known, "text"), json_text(event, "text")) == 0) {
+            json_array_append(json_object_get(known, "ranks"), rank);
             return;
         }
     problem = json_pack("{s:O?, s:O?, s:O?, s:O?, s:[O]}", "status", json_object_get(event, "status"), "what",
@@ -41,7 +41,6 @@ void ranks_problem_add(json_t *problems, const json_t *event)
 static void list_ranks(const json_t *ranks, char *ret_text, size_t bytes)
 {
     bool named[EP_MAX_RANKS + 1] = {false};
-    json_t *value;
     const char *divider = " ";
 
     FOR_JSON (value, ranks)
@@ -65,8 +64,6 @@ static void list_ranks(const json_t *ranks, char *ret_text, size_t bytes)
 
 void ranks_problem_print(const json_t *problems)
 {
-    json_t *problem;
-
     FOR_JSON (problem, problems) {
         const char *what = json_string_value(json_object_get(problem, "what"));
         char where[256];

@@ -209,7 +209,6 @@ void run_sxid(const struct doctor_machine *machine, struct doctor_result *result
 {
     struct kernel_log log;
     int first = 0, n = 0;
-    json_t *error;
 
     if (doctor_not_applicable_if(result, inventory_nvswitches(machine) == 0, "no NVSwitch on the PCI bus"))
         return;

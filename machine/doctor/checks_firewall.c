@@ -52,7 +52,6 @@ static bool find_dropped(const struct doctor_machine *machine, bool is_job, stru
     const char *where;
     struct source_answer fact =
         kernel_log_fact(machine->source, "dropped-connections", read_dropped, "PROTO=TCP", &where);
-    json_t *row;
     int n = 0;
 
     FOR_JSON (row, fact.value) {

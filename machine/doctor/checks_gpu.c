@@ -197,8 +197,6 @@ static void check_nvml(const struct doctor_machine *machine, struct doctor_resul
 static void check_log(const struct doctor_machine *machine, struct doctor_result *result, const struct kernel_log *log,
                       struct gpu_errors *errors)
 {
-    json_t *error;
-
     FOR_JSON (error, log->errors) {
         int number = json_int(error, "number"), recovery = json_int(error, "recovery");
         const char *action = kernel_recovery_name(recovery), *time = json_text(error, "time"),

@@ -239,8 +239,7 @@ void run_host_name(const struct doctor_machine *machine, struct doctor_result *r
 /* Interfaces that have a route to the same network without a gateway, in groups of two or more: [["a", "b"]]. */
 static json_t *group_routes(const char *text, bool by_metric)
 {
-    json_t *by_network = json_object(), *groups = json_array(), *group;
-    const char *network;
+    json_t *by_network = json_object(), *groups = json_array();
 
     FOR_PIECES (line, text, "\n") {
         char copy[256], interface[32], destination[16], gateway[16], metric[16], mask[16], key[60];
@@ -254,7 +253,7 @@ static json_t *group_routes(const char *text, bool by_metric)
             json_object_set_new(by_network, key, json_array());
         json_array_append_new(json_object_get(by_network, key), json_string(interface));
     }
-    json_object_foreach (by_network, network, group)
+    FOR_MEMBERS (network, group, by_network)
         if (json_array_size(group) > 1)
             json_array_append(groups, group);
     json_decref(by_network);
@@ -315,7 +314,6 @@ static bool is_of_data_nic(const struct doctor_machine *machine, const char *int
 static int count_mixed(const struct doctor_machine *machine, const json_t *group, bool of_rails, const char **ret_names)
 {
     const char *names = "";
-    json_t *name;
     int n = 0;
 
     FOR_JSON (name, group) {
@@ -351,7 +349,6 @@ void run_rails_subnet(const struct doctor_machine *machine, struct doctor_result
     struct source_answer equal = source_fact(machine->source, "equal-routes", read_equal_routes, "/proc/net/route");
     const char *rails = "", *others = "";
     int n_rails = 0;
-    json_t *group;
 
     FOR_JSON (group, subnets.value) {
         int n = count_mixed(machine, group, true, &rails);

@@ -202,7 +202,6 @@ static json_t *read_graph_gpus(struct source_text file)
 static const char *foreign_gpu(const struct doctor_machine *machine, const json_t *gpus, int *ret_n)
 {
     const char *first = "";
-    json_t *gpu;
 
     *ret_n = 0;
     FOR_JSON (gpu, gpus) {

@@ -40,8 +40,7 @@ static const char *rail_name(const struct doctor_machine *machine, const struct 
  */
 static json_t *read_flaps(struct source_text file)
 {
-    json_t *all = json_object(), *flaps = json_array(), *n;
-    const char *name;
+    json_t *all = json_object(), *flaps = json_array();
 
     FOR_PIECES (line, file.text, "\n") {
         char copy[512], last[64] = "", *end, *rest = copy, *word;
@@ -59,7 +58,7 @@ static json_t *read_flaps(struct source_text file)
         if (*last)
             json_object_set_new(all, last, json_integer(json_integer_value(json_object_get(all, last)) + 1));
     }
-    json_object_foreach (all, name, n)
+    FOR_MEMBERS (name, n, all)
         json_array_append_new(flaps, json_pack("{s:s, s:O}", "interface", name, "n", n));
     json_decref(all);
     return flaps;
@@ -70,7 +69,6 @@ static void find_flaps(const struct doctor_machine *machine, struct doctor_resul
 {
     static const char *const needles[] = {HEALTH, "Link down", "Link is Down", "Link DOWN"};
     const char *where;
-    json_t *row;
 
     for (size_t k = 0; k < COUNT(needles) && result->outcome != DOCTOR_FOUND; k++) {
         struct source_answer flaps = kernel_log_fact(machine->source, needles[k], read_flaps, needles[k], &where);

@@ -102,7 +102,6 @@ bool machine_lacks_window(const struct doctor_machine *machine, int pci)
     const char *where;
     struct source_answer lost =
         kernel_log_fact(machine->source, "gpus-without-window", read_lost_windows, "NVRM: BAR", &where);
-    json_t *device;
 
     FOR_JSON (device, lost.value)
         if (pci >= 0 && json_is_string(device) &&

@@ -225,7 +225,6 @@ enum topo_path machine_gpu_distance(const struct topo *topo, int nic)
 bool machine_carries_route(const struct doctor_machine *machine, const char *interface, bool or_lower)
 {
     struct source_answer routes = topo_default_routes(machine->source, TOPO_ROUTES);
-    json_t *name;
 
     FOR_JSON (name, routes.value) {
         const char *route = json_string_value(name);

@@ -271,7 +271,6 @@ struct source_answer topo_default_routes(struct source *source, const char *file
 static void add_routes(struct topo *topo, struct interfaces *interfaces, const char *file)
 {
     struct source_answer routes = topo_default_routes(topo->source, file);
-    json_t *name;
 
     FOR_JSON (name, routes.value)
         if (json_is_string(name))

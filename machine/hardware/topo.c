@@ -175,7 +175,7 @@ static bool knows_all_gpus(const struct topo *topo)
 static void read_nccl_topology(struct topo *topo)
 {
     const char *file = source_env(topo->source, "NCCL_TOPO_FILE");
-    const json_t *device, *devices;
+    const json_t *devices;
 
     topo->topology_file = "";
     file = file && *file ? file : DEFAULT_FILE;

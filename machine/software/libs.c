@@ -315,7 +315,6 @@ struct source_names libs_mapped(struct source *source, const char *part)
     struct source_answer mapped = source_fact(source, "mapped", read_mapped, "/proc/self/maps");
     struct source_names names = {.state = mapped.state, .why = mapped.why};
     const char **paths = source_alloc(source, (json_array_size(mapped.value) + 1) * sizeof(*paths));
-    json_t *item;
 
     FOR_JSON (item, mapped.value) {
         const char *path = json_string_value(item);

@@ -144,12 +144,10 @@ static json_t *read_script(struct source_text file)
 static void read_gib(struct source *source, struct software_nccl *nccl)
 {
     struct source_answer script = source_fact(source, "gib-settings", read_script, "%s" SCRIPT, nccl->gib);
-    const char *name;
-    json_t *value;
 
     nccl->script = "";
     nccl->n_settings = 0;
-    json_object_foreach ((json_t *)(*nccl->gib ? script.value : NULL), name, value) {
+    FOR_MEMBERS (name, value, *nccl->gib ? script.value : NULL) {
         const char *text = json_string_value(value);
 
         /* A snapshot may come from an untrusted source, and what is set here becomes lines of a shell script. */

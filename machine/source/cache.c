@@ -186,8 +186,6 @@ enum source_state cache_state(const json_t *entry, const char **ret_why)
 static size_t entry_weight(const json_t *value)
 {
     size_t bytes = ENTRY_BYTES;
-    const char *key;
-    json_t *item;
 
     switch (json_typeof(value)) {
     case JSON_STRING:
@@ -197,7 +195,7 @@ static size_t entry_weight(const json_t *value)
             bytes += entry_weight(item);
         return bytes;
     case JSON_OBJECT:
-        json_object_foreach ((json_t *)value, key, item)
+        FOR_MEMBERS (key, item, value)
             bytes += strlen(key) + entry_weight(item);
         return bytes;
     default:

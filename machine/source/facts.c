@@ -84,15 +84,13 @@ struct source_environment source_environment(struct source *source)
     struct source_environment *all = &source->environment;
     struct source_variable *variables;
     struct source_answer fact;
-    const char *name;
-    json_t *value;
 
     if (source->environment_known)
         return *all;
     fact = source_fact(source, CACHE_ENVIRONMENT_FACT, read_variables, CACHE_ENVIRONMENT);
     *all = (struct source_environment){.state = fact.state, .why = fact.why};
     all->variables = variables = source_alloc(source, json_object_size(fact.value) * sizeof(*variables));
-    json_object_foreach ((json_t *)fact.value, name, value) {
+    FOR_MEMBERS (name, value, fact.value) {
         if (json_is_string(value))
             variables[all->n++] = (struct source_variable){.name = name, .value = json_string_value(value)};
     }

@@ -255,10 +255,9 @@ static json_t *scrub_value(struct scrub *scrub, const struct scrub_row *row, con
 
 static json_t *scrub_object(struct scrub *scrub, const struct scrub_row *row, const json_t *object)
 {
-    json_t *copy = json_object(), *item, *kept;
-    const char *key;
+    json_t *copy = json_object(), *kept;
 
-    json_object_foreach ((json_t *)object, key, item) {
+    FOR_MEMBERS (key, item, object) {
         if (strstr(key, "serial") || strcmp(key, "hostname") == 0)
             continue;
         if (row && row->rule == scrub_variable && json_is_string(item))
@@ -274,7 +273,7 @@ static json_t *scrub_object(struct scrub *scrub, const struct scrub_row *row, co
 /* All strings of a value under a rule; without one, they and lists are omitted. Keys belong to a format. */
 static json_t *scrub_value(struct scrub *scrub, const struct scrub_row *row, const json_t *value)
 {
-    json_t *copy, *item;
+    json_t *copy;
 
     if (json_is_object(value))
         return scrub_object(scrub, row, value);
@@ -297,7 +296,7 @@ static json_t *scrub_names(struct scrub *scrub, const char *folder, const json_t
 {
     bool all = matches_any(folder_rows, folder);
     const struct scrub_row row = {"", rule_name, folder, NULL};
-    json_t *copy = json_array(), *name;
+    json_t *copy = json_array();
 
     FOR_JSON (name, names)
         if (all || scrub_is_common(scrub, folder, json_string_value(name)) || scrub_is_dist(json_string_value(name)))
@@ -358,10 +357,9 @@ static char *scrub_key(struct scrub *scrub, enum cache_kind kind, const char *ke
 
 static json_t *scrub_kind(struct scrub *scrub, enum cache_kind kind, const json_t *entries)
 {
-    json_t *copy = json_object(), *entry;
-    const char *key;
+    json_t *copy = json_object();
 
-    json_object_foreach ((json_t *)entries, key, entry) {
+    FOR_MEMBERS (key, entry, entries) {
         json_t *kept = scrub_entry(scrub, kind, key, entry);
         char *name = kept ? scrub_key(scrub, kind, key) : NULL;
 
@@ -376,12 +374,9 @@ static json_t *scrub_kind(struct scrub *scrub, enum cache_kind kind, const json_
 
 static void learn_value(struct scrub *scrub, const json_t *value)
 {
-    const char *key;
-    json_t *item;
-
     FOR_JSON (item, value)
         learn_value(scrub, item);
-    json_object_foreach ((json_t *)value, key, item)
+    FOR_MEMBERS (key, item, value)
         learn_value(scrub, item);
     if (json_is_string(value))
         scrub_learn_uuids(scrub, json_string_value(value), json_string_length(value));
@@ -411,8 +406,6 @@ static void learn_variable(struct scrub *scrub, const char *name, const char *va
 /* Registers names of devices. */
 static void learn_folder(struct scrub *scrub, const char *folder, const json_t *names)
 {
-    json_t *name;
-
     FOR_JSON (name, names) {
         if (!json_is_string(name))
             continue;
@@ -426,19 +419,18 @@ static void learn_all(struct scrub *scrub, json_t *const cached[CACHE_KINDS], bo
 {
     const json_t *fact = json_object_get(cached[CACHE_FACTS], CACHE_ENVIRONMENT "\t" CACHE_ENVIRONMENT_FACT),
                  *fact_name;
-    const char *user, *name;
+    const char *user;
     char host[256] = "";
-    json_t *value;
 
     for (int kind = 0; kind < CACHE_KINDS; kind++)
         learn_value(scrub, cached[kind]);
-    json_object_foreach (cached[CACHE_FOLDERS], name, value)
+    FOR_MEMBERS (name, value, cached[CACHE_FOLDERS])
         learn_folder(scrub, name, value);
     scrub_learn_confs(scrub, cached);
     fact_name = json_object_get(cached[CACHE_FACTS], "/proc/sys/kernel/hostname\thost-name");
     if (json_is_string(json_object_get(fact_name, "value")))
         learn_host(scrub, json_string_value(json_object_get(fact_name, "value")));
-    json_object_foreach (json_object_get(fact, "value"), name, value) {
+    FOR_MEMBERS (name, value, json_object_get(fact, "value")) {
         if (json_is_string(value))
             learn_variable(scrub, name, json_string_value(value));
     }

@@ -260,19 +260,19 @@ static void replace_confs(struct scrub *scrub, const char *const *names, size_t 
 
 void scrub_learn_confs(struct scrub *scrub, json_t *const cached[CACHE_KINDS])
 {
-    json_t *all = json_object(), *value, *item;
-    const char **names, *key;
+    json_t *all = json_object();
+    const char **names;
     size_t n = 0;
 
     for (int kind = CACHE_FILES; kind <= CACHE_STATS; kind++)
-        json_object_foreach (cached[kind], key, value) {
+        FOR_MEMBERS (key, value, cached[kind]) {
             collect_conf(all, text_base(key));
             if (kind == CACHE_FOLDERS && json_is_array(value))
                 FOR_JSON (item, value)
                     collect_conf(all, json_string_value(item));
         }
     names = memory_new(json_object_size(all), sizeof(*names));
-    json_object_foreach (all, key, value)
+    FOR_MEMBERS (key, value, all)
         names[n++] = key;
     qsort(names, n, sizeof(*names), text_order);
     replace_confs(scrub, names, n);

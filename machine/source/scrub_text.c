@@ -158,11 +158,10 @@ void scrub_learn_uuids(struct scrub *scrub, const char *text, size_t bytes)
 static void write_uuid(struct scan *scan, const char *text, size_t n)
 {
     char dash = n == 36 ? text[8] : '-';
-    const char *key, *found = NULL;
-    json_t *value;
+    const char *found = NULL;
     int n_found = 0, number;
 
-    json_object_foreach (scan->scrub->maps[SCRUB_UUIDS], key, value) {
+    FOR_MEMBERS (key, value, scan->scrub->maps[SCRUB_UUIDS]) {
         if (n < 36 && strncasecmp(key, text, n) == 0) {
             found = key;
             n_found++;
@@ -194,10 +193,7 @@ void scrub_learn_name(struct scrub *scrub, enum scrub_map map, const char *name)
 
 static size_t match_name(struct scan *scan, size_t at)
 {
-    const char *name;
-    json_t *map;
-
-    json_object_foreach (scan->scrub->maps[SCRUB_NAMES], name, map) {
+    FOR_MEMBERS (name, map, scan->scrub->maps[SCRUB_NAMES]) {
         size_t n = strlen(name);
         bool is_word = !is_within_word(scan, at) && !is_alnum_at(scan, at + n);
 
@@ -368,10 +364,8 @@ static bool is_device(const char *word, size_t n)
 bool scrub_is_known(const struct scrub *scrub, const char *word, size_t n, const char *words)
 {
     static const char replacements[] = "word# host# user# dir#";
-    const char *device;
-    json_t *value;
 
-    json_object_foreach (scrub->maps[SCRUB_DEVICES], device, value) {
+    FOR_MEMBERS (device, value, scrub->maps[SCRUB_DEVICES]) {
         if (n > 1 && n <= strlen(device) && strncmp(device, word, n) == 0)
             return true;
     }

@@ -90,8 +90,6 @@ static const char *check_link(const json_t *entry)
 
 static const char *check_names(const json_t *entry)
 {
-    const json_t *name;
-
     if (!json_is_array(entry))
         return "is neither a list of names nor an object with \"state\"";
     if (json_array_size(entry) > SOURCE_NAMES_MAX)
@@ -173,7 +171,7 @@ static json_t *entry_of(json_t *given)
 {
     const char *hex = json_object_size(given) == 1 ? json_string_value(json_object_get(given, "hex")) : NULL;
     size_t n = hex ? strlen(hex) / 2 : 0, at = 0;
-    json_t *text = NULL, *item;
+    json_t *text = NULL;
     unsigned char *bytes;
 
     if (json_is_array(given)) {
@@ -193,13 +191,12 @@ static json_t *entry_of(json_t *given)
 
 static ep_status load_kind(struct source *source, const char *what, enum cache_kind kind, const json_t *given)
 {
-    const char *key, *why, *name = cache_kind_names[kind];
-    json_t *entry;
+    const char *why, *name = cache_kind_names[kind];
     char shown[256];
 
     if (!json_is_object(given))
         return ep_fail(EP_E_ARG, "%s: \"%s\" is not an object", what, name);
-    json_object_foreach ((json_t *)given, key, entry) {
+    FOR_MEMBERS (key, entry, given) {
         /* An older epkit saved paths that are not UTF-8 so; no answer depends on one. */
         if (strncmp(key, "hex:", 4) == 0)
             continue;
@@ -220,8 +217,6 @@ static ep_status load_kind(struct source *source, const char *what, enum cache_k
 static ep_status load_members(struct source *source, const char *what, const json_t *document)
 {
     const json_t *format = json_object_get(document, "epkit_snapshot");
-    const char *key;
-    json_t *value;
     char shown[64];
 
     if (!json_is_integer(format))
@@ -229,7 +224,7 @@ static ep_status load_members(struct source *source, const char *what, const jso
     if (json_integer_value(format) != FORMAT)
         return ep_fail(EP_E_ARG, "%s: \"epkit_snapshot\" is %lld; this epkit reads format %d", what,
                        (long long)json_integer_value(format), FORMAT);
-    json_object_foreach ((json_t *)document, key, value) {
+    FOR_MEMBERS (key, value, document) {
         int kind = FIRST_OF(k, CACHE_KINDS, strcmp(key, cache_kind_names[k]) == 0);
 
         if (kind >= 0)

@@ -14,7 +14,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 static void check_findings(const json_t *findings)
 {
     static const char *const keys[] = {"id", "severity", "by", "says", "why", "fix"};
-    const json_t *finding;
 
     if (!json_is_array(findings))
         abort();

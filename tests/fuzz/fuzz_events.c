@@ -53,7 +53,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     int n_events = 0, n_lines = 0, n_exits = 0;
     struct rank_reader reader = {
         .spec = &spec, .on_event = check_event, .context = &n_events, .pipes = pipes, .problems = json_array()};
-    json_t *problem;
     size_t i;
 
     for (i = 0; i < size; i++)

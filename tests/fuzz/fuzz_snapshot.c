@@ -72,14 +72,12 @@ static void ask_fact(struct source *source, const char *key)
 static void ask_everything(struct source *source)
 {
     struct source_environment environment = source_environment(source);
-    const char *key;
-    json_t *entry;
 
     for (size_t i = 0; i < environment.n; i++)
         check(source_env(source, environment.variables[i].name) == environment.variables[i].value);
     ask_path(source, "/");
     for (int kind = 0; kind < CACHE_KINDS; kind++) {
-        json_object_foreach (source->cached[kind], key, entry) {
+        FOR_MEMBERS (key, entry, source->cached[kind]) {
             if (kind == CACHE_ANSWERS)
                 check((source_query(source, key, NULL, NULL, 0).state == SOURCE_OK) ==
                       (source_query(source, key, NULL, NULL, 0).value != NULL));

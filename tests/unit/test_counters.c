@@ -193,11 +193,10 @@ TEST(drivers_are_asked)
     static const char *const names[] = {"lo", "epkit-none", "an-interface-with-a-name-too-long"};
 
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        json_t *answer = ethtool_query((void *)names[i]), *value;
-        const char *key;
+        json_t *answer = ethtool_query((void *)names[i]);
 
         assert_true(!answer || i == 0);
-        json_object_foreach (answer, key, value)
+        FOR_MEMBERS (key, value, answer)
             assert_true(json_is_integer(value));
         json_decref(answer);
     }

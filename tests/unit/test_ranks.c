@@ -146,7 +146,7 @@ static void test_bound_before_there_is_memory(void **state)
 {
     struct ranks_spec spec = {
         .boot = *(const enum ranks_boot *)*state, .nranks = NRANKS, .nnodes = 1, .timeout_ms = 5000, .backend = "cuda"};
-    json_t *parameters = json_object(), *event;
+    json_t *parameters = json_object();
     struct received received = {json_array()};
     char text[64];
 
@@ -164,7 +164,6 @@ static void test_bound_before_there_is_memory(void **state)
 
 static int count_events(const json_t *received, const char *kind)
 {
-    json_t *event;
     int n = 0;
 
     FOR_JSON (event, received) {
@@ -176,8 +175,6 @@ static int count_events(const json_t *received, const char *kind)
 /* The only error event. */
 static const json_t *the_error(const json_t *received)
 {
-    json_t *event;
-
     assert_int_equal(count_events(received, "error"), 1);
     FOR_JSON (event, received) {
         if (strcmp(json_string_value(json_object_get(event, "event")), "error") == 0)
@@ -194,7 +191,7 @@ static enum ranks_boot boot_of(void **state)
 static void test_events_and_parameters(void **state)
 {
     bool seen[NRANKS] = {false};
-    json_t *received, *event;
+    json_t *received;
 
     assert_int_equal(run(boot_of(state), "hello", json_pack("{s:s}", "echo", "a \"quoted\" line\n"), 0, &received),
                      CMD_FINE);
@@ -212,7 +209,7 @@ static void test_events_and_parameters(void **state)
 static void test_long_lines(void **state)
 {
     int next[NRANKS] = {0};
-    json_t *received, *event;
+    json_t *received;
 
     assert_int_equal(run(boot_of(state), "big", json_object(), 0, &received), CMD_FINE);
     assert_int_equal(json_array_size(received), NRANKS * BIG_EVENTS);
@@ -251,7 +248,7 @@ static void test_worst_code(void **state)
 
 static void test_errors_of_calls(void **state)
 {
-    json_t *received, *event;
+    json_t *received;
 
     assert_int_equal(run(boot_of(state), "errors", json_object(), 0, &received), CMD_FAILED);
     assert_int_equal(json_array_size(received), NRANKS);

@@ -196,14 +196,13 @@ static const char *left_in(const char *text, const char *identifier)
 /* How many occurrences a snapshot has. Consumes the cache. */
 static int count_left(json_t *kept[CACHE_KINDS], const char *identifier, size_t least)
 {
-    json_t *all = scrub_snapshot(kept, false), *entries, *entry;
-    const char *kind, *path;
+    json_t *all = scrub_snapshot(kept, false);
     size_t n = 0;
     int n_left = 0;
 
     assert_non_null(all);
-    json_object_foreach (all, kind, entries) {
-        json_object_foreach (entries, path, entry) {
+    FOR_MEMBERS (kind, entries, all) {
+        FOR_MEMBERS (path, entry, entries) {
             char *text = json_dumps(entry, JSON_ENCODE_ANY | JSON_ENSURE_ASCII);
             const char *left = left_in(text, identifier);
 
