@@ -115,7 +115,7 @@ static ep_status comm_fill(struct comm_object *comm)
 
 /* Comm(rank, nranks, gather, backend or None, timeout in ms, device, flags, network or None, ranks per node or 0, slots
  * or 0, slot) */
-static PyObject *comm_new(PyTypeObject *type, PyObject *args, PyObject *names)
+static PyObject *comm_new(PyTypeObject *Py_UNUSED(type), PyObject *args, PyObject *names)
 {
     ep_comm_config config = EP_COMM_CONFIG_INIT;
     ep_boot boot = {.size = sizeof(boot), .allgather = gather_bytes};
@@ -124,7 +124,6 @@ static PyObject *comm_new(PyTypeObject *type, PyObject *args, PyObject *names)
     ep_status status;
     unsigned flags = 0;
 
-    (void)type;
     if (names && PyDict_Size(names))
         return PyErr_Format(PyExc_TypeError, "Comm: takes no keywords");
     if (!PyArg_ParseTuple(args, "iiOziiIziii:Comm", &boot.rank, &boot.nranks, &gather.function, &config.backend,
@@ -202,11 +201,10 @@ static void comm_dealloc(PyObject *self)
 
 /* --- methods --- */
 
-static PyObject *comm_free(PyObject *self, PyObject *unused)
+static PyObject *comm_free(PyObject *self, PyObject *Py_UNUSED(unused))
 {
     struct comm_object *comm = (struct comm_object *)self;
 
-    (void)unused;
     if (comm->freed || !comm->box)
         Py_RETURN_NONE;
     if (!call_ready(comm, "free"))
@@ -256,28 +254,26 @@ static PyObject *comm_allgather(PyObject *self, PyObject *bytes)
     return made_or(status, all);
 }
 
-static PyObject *comm_abort(PyObject *self, PyObject *unused)
+static PyObject *comm_abort(PyObject *self, PyObject *Py_UNUSED(unused))
 {
     struct comm_object *comm = (struct comm_object *)self;
 
-    (void)unused;
     if (!comm->box)
         return raise_state("abort: the communicator has been freed");
     ep_comm_abort(comm->box->comm);
     Py_RETURN_NONE;
 }
 
-static PyObject *comm_check(PyObject *self, PyObject *unused)
+static PyObject *comm_check(PyObject *self, PyObject *Py_UNUSED(unused))
 {
     struct comm_object *comm = (struct comm_object *)self;
 
-    (void)unused;
     if (!comm->box)
         return raise_state("check: the communicator has been freed");
     return result_of(ep_comm_async_error(comm->box->comm));
 }
 
-static PyObject *comm_failed(PyObject *self, PyObject *unused)
+static PyObject *comm_failed(PyObject *self, PyObject *Py_UNUSED(unused))
 {
     struct comm_object *comm = (struct comm_object *)self;
     int32_t failed[EP_MAX_RANKS];
@@ -285,7 +281,6 @@ static PyObject *comm_failed(PyObject *self, PyObject *unused)
     PyObject *ranks;
     ep_status status;
 
-    (void)unused;
     if (!comm->box)
         return raise_state("failed_ranks: the communicator has been freed");
     status = ep_comm_get_info(comm->box->comm, &info);
@@ -309,13 +304,12 @@ static PyObject *comm_failed(PyObject *self, PyObject *unused)
     return ranks;
 }
 
-static PyObject *comm_info(PyObject *self, PyObject *unused)
+static PyObject *comm_info(PyObject *self, PyObject *Py_UNUSED(unused))
 {
     struct comm_object *comm = (struct comm_object *)self;
     ep_comm_info info = {.size = sizeof(info)};
     ep_status status;
 
-    (void)unused;
     if (!comm->box)
         return raise_state("info: the communicator has been freed");
     status = ep_comm_get_info(comm->box->comm, &info);
@@ -326,13 +320,12 @@ static PyObject *comm_info(PyObject *self, PyObject *unused)
                          "network", info.network, "library_bytes", (unsigned long long)info.library_bytes);
 }
 
-static PyObject *comm_stats(PyObject *self, PyObject *unused)
+static PyObject *comm_stats(PyObject *self, PyObject *Py_UNUSED(unused))
 {
     struct comm_object *comm = (struct comm_object *)self;
     ep_stats stats = {.size = sizeof(stats)};
     ep_status status;
 
-    (void)unused;
     if (!comm->box)
         return raise_state("stats: the communicator has been freed");
     status = ep_comm_get_stats(comm->box->comm, &stats);
@@ -375,11 +368,10 @@ static PyObject *comm_pool_attach(PyObject *self, PyObject *number)
     return status == EP_OK ? export_memory(comm, NULL, 0) : raise_status(status);
 }
 
-static PyObject *get_closed(PyObject *self, void *unused)
+static PyObject *get_closed(PyObject *self, void *Py_UNUSED(unused))
 {
     const struct comm_object *comm = (struct comm_object *)self;
 
-    (void)unused;
     return PyBool_FromLong(comm->freed || !comm->box);
 }
 

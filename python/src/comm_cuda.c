@@ -44,14 +44,13 @@ PyObject *comm_set_sms(PyObject *self, PyObject *number)
 }
 
 /* sms() -> multiprocessors of an operation, without those that copy; 0 without CUDA */
-PyObject *comm_sms(PyObject *self, PyObject *unused)
+PyObject *comm_sms(PyObject *self, PyObject *Py_UNUSED(unused))
 {
     struct comm_object *comm = (struct comm_object *)self;
     static ep_status (*get_device)(ep_comm * comm, int *ret_device, int *ret_sms);
     ep_status status;
     int sms = 0;
 
-    (void)unused;
     if (!comm->box)
         return raise_state("sms: the communicator has been freed");
     if (comm->cuda && !get_device)
@@ -83,14 +82,13 @@ PyObject *comm_set_net_memory(PyObject *self, PyObject *const *args, Py_ssize_t 
 }
 
 /* net_memory() -> (bytes held, bytes of the largest need); 0 without CUDA, and on one node */
-PyObject *comm_net_memory(PyObject *self, PyObject *unused)
+PyObject *comm_net_memory(PyObject *self, PyObject *Py_UNUSED(unused))
 {
     struct comm_object *comm = (struct comm_object *)self;
     static ep_status (*get_memory)(ep_comm * comm, size_t * ret_held, size_t * ret_needed);
     ep_status status;
     size_t held = 0, needed = 0;
 
-    (void)unused;
     if (!cuda_begin(comm, "net_memory", "ep_cuda_get_net_memory", (void **)&get_memory))
         return NULL;
     status = comm->cuda ? UNLOCKED(get_memory(comm->box->comm, &held, &needed)) : EP_OK;

@@ -26,9 +26,8 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static timer_t timer;
 static struct sigaction before;
 
-static void expired(union sigval unused)
+static void expired(union sigval Py_UNUSED(unused))
 {
-    (void)unused;
     pthread_mutex_lock(&lock);
     if (waiting && atomic_load(&calls) == atomic_load(&interrupted_at))
         ep_comm_abort(waiting);
@@ -60,13 +59,11 @@ static void once_init(void)
 }
 
 /* By the main thread, when SIGINT raises KeyboardInterrupt. */
-PyObject *watch_interrupt(PyObject *module, PyObject *unused)
+PyObject *watch_interrupt(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
     struct sigevent event = {.sigev_notify = SIGEV_THREAD, .sigev_notify_function = expired};
     struct sigaction action;
 
-    (void)module;
-    (void)unused;
     if (sigaction(SIGINT, NULL, &action) < 0)
         return PyErr_SetFromErrno(PyExc_OSError);
     pthread_once(&once, once_init);

@@ -156,12 +156,11 @@ static PyObject *run_barrier(PyObject *self, PyObject *const *args)
     return result_of(UNLOCKED(complete(comm, ep_ll_barrier(ll->ll, stream))));
 }
 
-static PyObject *run_renew(PyObject *self, PyObject *const *args)
+static PyObject *run_renew(PyObject *self, PyObject *const *Py_UNUSED(args))
 {
     struct ll_object *ll = (struct ll_object *)self;
     ep_status status;
 
-    (void)args;
     status = UNLOCKED(ep_ll_renew(ll->ll));
     if (ll->regroups == ll->member.comm->regroups) /* it was of the present members: what is half done still is */
         return result_of(status);

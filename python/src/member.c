@@ -290,11 +290,10 @@ static void member_dealloc(PyObject *self)
     object_free(self);
 }
 
-PyObject *member_free_method(PyObject *self, PyObject *unused)
+PyObject *member_free_method(PyObject *self, PyObject *Py_UNUSED(unused))
 {
     struct member *member = (struct member *)self;
 
-    (void)unused;
     if (member->comm && !call_ready(member->comm, "free"))
         return NULL;
     if (member->comm) /* not freed meanwhile */
@@ -302,9 +301,8 @@ PyObject *member_free_method(PyObject *self, PyObject *unused)
     Py_RETURN_NONE;
 }
 
-static PyObject *member_get_closed(PyObject *self, void *unused)
+static PyObject *member_get_closed(PyObject *self, void *Py_UNUSED(unused))
 {
-    (void)unused;
     return PyBool_FromLong(!((struct member *)self)->comm);
 }
 

@@ -94,13 +94,12 @@ static bool return_pages(char *begin, size_t bytes)
     return madvise(begin, bytes, MADV_DONTNEED) == 0 && *first == 0 && *last == 0;
 }
 
-PyObject *clear_memory(PyObject *module, PyObject *args)
+PyObject *clear_memory(PyObject *Py_UNUSED(module), PyObject *args)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE), head, whole;
     unsigned long long address, bytes;
     char *memory;
 
-    (void)module;
     if (!PyArg_ParseTuple(args, "KK:clear", &address, &bytes))
         return NULL;
     memory = (char *)(uintptr_t)address;

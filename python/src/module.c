@@ -2,19 +2,16 @@
 /* module.c - the module epkit._C. */
 #include "plan.h"
 
-static PyObject *versions(PyObject *module, PyObject *unused)
+static PyObject *versions(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    (void)module;
-    (void)unused;
     return Py_BuildValue("(si)", ep_version(), EP_VERSION_MAJOR * 10000 + EP_VERSION_MINOR * 100 + EP_VERSION_PATCH);
 }
 
-static PyObject *know_dtype(PyObject *module, PyObject *args)
+static PyObject *know_dtype(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *dtype;
     const char *name;
 
-    (void)module;
     if (!PyArg_ParseTuple(args, "Os:know_dtype", &dtype, &name) || tensor_know_dtype(dtype, name) < 0)
         return NULL;
     Py_RETURN_NONE;
@@ -42,9 +39,8 @@ static int add_type(PyObject *module, const char *name, PyTypeObject *type)
 }
 
 /* Warnings, which no status tells: a slower path, a rank that is left out. */
-static void print_warning(void *unused, ep_log_level level, const char *line)
+static void print_warning(void *Py_UNUSED(unused), ep_log_level level, const char *line)
 {
-    (void)unused;
     if (level == EP_LOG_WARNING)
         fprintf(stderr, "epkit: %s\n", line);
 }

@@ -6,12 +6,11 @@
 
 PyTypeObject *plan_type;
 
-static void plan_close(struct member *member, struct comm_box *box)
+static void plan_close(struct member *member, struct comm_box *Py_UNUSED(box))
 {
     struct plan_object *plan = (struct plan_object *)member;
     ep_plan *freed = plan->plan;
 
-    (void)box;
     plan->plan = NULL; /* before another thread asks */
     Py_BEGIN_ALLOW_THREADS;
     ep_plan_free(freed);
@@ -267,11 +266,10 @@ static PyObject *run_metadata(PyObject *self, PyObject *const *args)
     } while (0)
 
 /* sizes() -> (n_recv, out_rows, most_recv, tokens, top-k, or R of a mask) */
-static PyObject *plan_sizes(PyObject *self, PyObject *unused)
+static PyObject *plan_sizes(PyObject *self, PyObject *Py_UNUSED(unused))
 {
     const struct plan_object *plan = (struct plan_object *)self;
 
-    (void)unused;
     return Py_BuildValue("(LLLii)", (long long)plan->n_recv, (long long)plan->out_rows, (long long)plan->most_recv,
                          plan->n_tokens, plan->topk);
 }
@@ -293,14 +291,13 @@ static PyObject *run_settle(PyObject *self, PyObject *const *args)
 }
 
 /* info() -> (n_recv, out_rows, n_send, n_wire, recv_per_expert, recv_from_rank, expert_start) */
-static PyObject *plan_info(PyObject *self, PyObject *unused)
+static PyObject *plan_info(PyObject *self, PyObject *Py_UNUSED(unused))
 {
     struct plan_object *plan = (struct plan_object *)self;
     PyObject *per_expert = NULL, *from_rank = NULL, *start = NULL;
     ep_plan_info info = EP_PLAN_INFO_INIT;
     ep_status status;
 
-    (void)unused;
     if (!plan->plan)
         return raise_state("info: the plan has been freed, or its communicator");
     status = ep_plan_get_info(plan->plan, &info);

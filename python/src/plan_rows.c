@@ -6,9 +6,8 @@ static PyObject *rows_type; /* epkit.plan.Rows: a named tuple of received rows, 
 
 enum { RECV_X, RECV_SCALES, RECV_IDX, RECV_WEIGHTS, RECV_ALL };
 
-PyObject *know_rows(PyObject *module, PyObject *type)
+PyObject *know_rows(PyObject *Py_UNUSED(module), PyObject *type)
 {
-    (void)module;
     object_keep(&rows_type, type);
     Py_RETURN_NONE;
 }

@@ -380,11 +380,10 @@ static int is_one_ready(PyObject *object)
     return not_ready < 0 ? -1 : !not_ready;
 }
 
-PyObject *is_ready(PyObject *module, PyObject *const *tensors, Py_ssize_t n)
+PyObject *is_ready(PyObject *Py_UNUSED(module), PyObject *const *tensors, Py_ssize_t n)
 {
     int ready = 1;
 
-    (void)module;
     for (Py_ssize_t i = 0; i < n && ready > 0; i++)
         ready = is_one_ready(tensors[i]);
     return ready < 0 ? NULL : PyBool_FromLong(ready);

@@ -19,13 +19,12 @@ static struct {
 
 enum { TORCH_TUPLE = 8 }; /* the most tensors that a call makes */
 
-PyObject *know_torch(PyObject *module, PyObject *args)
+PyObject *know_torch(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject **const functions[] = {&torch.make,   &torch.fast,      &torch.modes, &torch.fills, &torch.device,
                                     &torch.stream, &torch.capturing, &torch.part,  &torch.quick};
     const int n = (int)(sizeof(functions) / sizeof(functions[0]));
 
-    (void)module;
     if (!want_args("know_torch", PyTuple_Size(args), n))
         return NULL;
     for (int i = 0; i < n; i++)
@@ -137,13 +136,12 @@ static bool form_from(PyObject *shape, struct form *ret_form)
     return ok;
 }
 
-PyObject *torch_parts(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+PyObject *torch_parts(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs)
 {
     PyObject *function = part_function(), *parts[TORCH_TUPLE] = {NULL};
     const int n = (int)(nargs / 2);
     bool ok = true;
 
-    (void)module;
     if (!function)
         return NULL;
     if (nargs % 2 != 1 || n > TORCH_TUPLE)
@@ -250,10 +248,7 @@ PyObject *torch_new_method(PyObject *self, PyObject *const *args, Py_ssize_t nar
 }
 
 /* Takes any arguments, and does nothing. */
-PyObject *torch_nothing(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+PyObject *torch_nothing(PyObject *Py_UNUSED(module), PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs))
 {
-    (void)module;
-    (void)args;
-    (void)nargs;
     Py_RETURN_NONE;
 }
