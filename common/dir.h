@@ -14,7 +14,6 @@
 #define EP_COMMON_DIR_H
 
 #include <dirent.h>
-#include <limits.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>

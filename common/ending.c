@@ -4,7 +4,6 @@
 #include "dir.h"
 #include "memory.h"
 
-#include <epkit/types.h>
 #include <jansson.h>
 #include <stdatomic.h>
 #include <stdio.h>

@@ -3,7 +3,6 @@
 #ifndef EP_COMMON_SHELL_H
 #define EP_COMMON_SHELL_H
 
-#include <stdbool.h>
 #include <stdio.h>
 
 /*

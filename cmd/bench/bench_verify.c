@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench_case.h"
 
-#include "base/error.h"
 #include "common/memory.h"
 
 #include <epkit/numeric.h>

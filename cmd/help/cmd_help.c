@@ -4,7 +4,6 @@
 #include "common/env_variables.h"
 #include "common/text.h"
 
-#include <epkit/types.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <string.h>

@@ -3,7 +3,6 @@
 #include "common/output.h"
 #include "install_output.h"
 
-#include <epkit/types.h>
 #include <errno.h>
 #include <limits.h>
 #include <poll.h>
@@ -137,11 +136,9 @@ static enum install_result verify(struct act *act)
 {
     struct install *install = &act->install;
     enum install_result result = install_verify(install, act->results, VERIFY_MAX, &act->n_results);
-    size_t n_failed = 0, n = act->n_results;
+    size_t n = act->n_results, n_failed = COUNT_OF(i, n, !act->results[i].passed);
 
     act->is_verified = true;
-    for (size_t i = 0; i < n; i++)
-        n_failed += !act->results[i].passed;
     progress_stop();
     if (!act->options.json && result != INSTALL_INTERRUPTED) {
         if (install_changes(install) > 0)
@@ -165,11 +162,9 @@ static void print_done(const struct act *act)
     for (size_t i = 0; i < install->recipe->n_steps; i++) {
         size_t index = install->recipe->order[i];
         const struct recipe_step *step = &install->recipe->steps[index];
-        bool passed = install->states[index].now == STEP_DONE && *step->says;
 
-        for (size_t k = 0; k < act->n_results; k++)
-            passed = passed && (act->results[k].step != step || act->results[k].passed);
-        if (passed)
+        if (install->states[index].now == STEP_DONE && *step->says &&
+            !ANY_OF(k, act->n_results, act->results[k].step == step && !act->results[k].passed))
             out_line("%s", step->says);
     }
 }

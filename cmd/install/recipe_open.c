@@ -531,9 +531,6 @@ enum install_result install_probe(struct install *install)
 
 size_t install_changes(const struct install *install)
 {
-    size_t n = 0;
-
-    for (size_t i = 0; i < install->recipe->n_steps; i++)
-        n += install->states[i].now != STEP_DONE && install->states[i].now != STEP_SKIPPED;
-    return n;
+    return COUNT_OF(i, install->recipe->n_steps,
+                    install->states[i].now != STEP_DONE && install->states[i].now != STEP_SKIPPED);
 }

@@ -5,7 +5,6 @@
 #include "base/clock.h"
 #include "common/capture.h"
 #include "common/inherited.h"
-#include "common/memory.h"
 #include "common/text.h"
 
 #include <errno.h>

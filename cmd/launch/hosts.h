@@ -11,7 +11,6 @@
 #include <epkit/status.h>
 
 #include <stdbool.h>
-#include <stdio.h>
 
 #define HOSTS_MAX 4096
 

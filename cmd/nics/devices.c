@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* devices.c - selects the devices to show. */
 #include "common/memory.h"
-#include "common/output.h"
 #include "nics.h"
 
 #include "machine/hardware/map.h"

@@ -33,10 +33,8 @@ static int list_hardware(const struct reference *reference, bool json)
 
     for (size_t i = 0; i < reference->n_hardware; i++) {
         const struct model_hardware *hardware = &reference->hardware[i].public;
-        int figures = 0;
+        int figures = COUNT_OF(j, reference->n_figures, strcmp(reference->figures[j].hardware, hardware->name) == 0);
 
-        for (size_t j = 0; j < reference->n_figures; j++)
-            figures += strcmp(reference->figures[j].hardware, hardware->name) == 0;
         json_array_append_new(rows, json_pack("{s:s, s:s, s:i, s:i, s:f, s:f, s:i}", "name", hardware->name, "title",
                                               hardware->title, "gpus", hardware->gpus_per_node, "nics",
                                               hardware->nics_per_node, "nic", hardware->nic_gbps, "nvlink",

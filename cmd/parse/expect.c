@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* expect.c - identifies the machine of a run and the figures that this machine should reach. */
-#include "common/text.h"
+#include "base/array.h"
 #include "verdict_internal.h"
 
 #include <stddef.h>

@@ -445,14 +445,9 @@ static int list_shared(const struct topo *topo, const struct map *map, int ret_n
 {
     int n = 0;
 
-    for (int i = 0; i < topo->n_nics; i++) {
-        int users = 0;
-
-        for (int j = 0; j < map->n; j++)
-            users += map->choices[j].nic == i;
-        if (users > 1)
+    for (int i = 0; i < topo->n_nics; i++)
+        if (COUNT_OF(j, map->n, map->choices[j].nic == i) > 1)
             ret_nics[n++] = i;
-    }
     return n;
 }
 

@@ -83,11 +83,9 @@ static const char *why_none(const json_t *runs, bool *ret_passed)
 
 static void describe(const struct triangulate *t, enum triangulate_end end, const json_t *slow, struct text *text)
 {
-    int n_slow = 0;
+    int n_slow = COUNT_OF(i, t->n_groups, t->groups[i].is_slow);
     json_t *name;
 
-    for (size_t i = 0; i < t->n_groups; i++)
-        n_slow += t->groups[i].is_slow;
     if (end == TRIANGULATE_NONE)
         text_add(text, "No run of %zu is slow.", t->n_groups);
     else if (end == TRIANGULATE_SPREAD)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "triangulate.h"
-#include "common/text.h"
+#include "base/array.h"
 
 #include "common/memory.h"
 

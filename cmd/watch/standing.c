@@ -13,11 +13,7 @@ static bool is_over(const struct parse_run *run)
 
 static size_t finals(const struct parse_run *run)
 {
-    size_t n = 0;
-
-    for (size_t i = 0; i < run->n_measures; i++)
-        n += run->measures[i].is_final;
-    return n;
+    return COUNT_OF(i, run->n_measures, run->measures[i].is_final);
 }
 
 /* Of runs that print the same the one with the lowest number is the last. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "group/group.h"
 
+#include "base/array.h"
 #include "base/thread.h"
 #include "group/collective.h"
 #include "group/failure.h"
@@ -264,11 +265,9 @@ static ep_status open_network(struct ep_group *group, const ep_boot *boot)
 static bool may_spin(const struct ep_group *group)
 {
     cpu_set_t set;
-    int ranks = 0;
 
-    for (int rank = 0; rank < group->comm->nranks; rank++)
-        ranks += group->peers[rank].control != NULL;
-    return sched_getaffinity(0, sizeof(set), &set) == 0 && ranks <= CPU_COUNT(&set);
+    return sched_getaffinity(0, sizeof(set), &set) == 0 &&
+           COUNT_OF(rank, group->comm->nranks, group->peers[rank].control) <= CPU_COUNT(&set);
 }
 
 size_t ep_group_control_bytes(const struct ep_group *group)

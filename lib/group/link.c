@@ -21,9 +21,7 @@
 #include "net/tcp.h"
 
 #include <errno.h>
-#include <netinet/tcp.h>
 #include <poll.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>

@@ -17,7 +17,6 @@
 #include "net/net.h"
 
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -6,7 +6,6 @@
 #include "net/verbs_net.h"
 
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>

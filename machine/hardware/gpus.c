@@ -4,7 +4,6 @@
 #include "common/text.h"
 #include "read_hardware.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 /* --- fields of the answer of NVML, which is not trusted --- */

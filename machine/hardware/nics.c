@@ -4,7 +4,6 @@
 #include "read_hardware.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define CLASS "/sys/class/infiniband"

@@ -8,7 +8,6 @@
 #include "group/failure.h"
 
 #include <stdlib.h>
-#include <time.h>
 
 #define CHECK_NS 2000000u /* between checks of the group */
 /* A layer of a model takes less; a sleep, from which the host wakes up late, would leave the GPU idle. */
