@@ -270,14 +270,12 @@ static void check_policies(struct check *check, const struct deploy_set *set)
 
 void check_pods(struct check *check)
 {
-    size_t n;
-
     look_up(check, &missing_space, check->job->space, "nothing can be created in a namespace that does not exist");
     FOR_JSON (entry, check->job->documents)
-        for (n = 0; n < COUNT(document_lookups); n++)
+        for (size_t n = 0; n < COUNT(document_lookups); n++)
             look_up_all(check, &document_lookups[n], entry, document_lookups[n].path);
     FOR_EACH (set, check->job->sets, check->job->n_sets) {
-        for (n = 0; n < COUNT(pod_lookups); n++)
+        for (size_t n = 0; n < COUNT(pod_lookups); n++)
             look_up_all(check, &pod_lookups[n], set->spec, pod_lookups[n].path);
         FOR_JSON (entry, get(set->spec, "initContainers"))
             check_image(check, get_text(entry, "image"));

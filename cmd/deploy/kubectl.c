@@ -144,16 +144,15 @@ static int report_failure(const struct calls *calls, const struct capture *captu
 static int read_version(struct calls *calls, json_t *snapshot)
 {
     json_t *answers[2], *groups = json_pack("[s]", "v1");
-    size_t i;
     int code = CMD_FINE;
 
     add_call(calls, TEXTS("version", "-o", "json"));
     add_call(calls, TEXTS("get", "--raw", "/apis"));
     run_calls(calls);
-    for (i = 0; i < COUNT(answers) && code == CMD_FINE; i++)
+    for (size_t i = 0; i < COUNT(answers) && code == CMD_FINE; i++)
         if (!succeeded(&calls->captures[i]))
             code = report_failure(calls, &calls->captures[i]);
-    for (i = 0; i < COUNT(answers); i++)
+    for (size_t i = 0; i < COUNT(answers); i++)
         answers[i] = json_loads(output_of(&calls->captures[i]), 0, NULL);
     FOR_JSON (group, get(answers[1], "groups")) {
         FOR_JSON (version, get(group, "versions"))
@@ -161,7 +160,7 @@ static int read_version(struct calls *calls, json_t *snapshot)
     }
     json_object_set_new(snapshot, "version", json_string(get_text(answers[0], "serverVersion/gitVersion")));
     json_object_set_new(snapshot, "groups", groups);
-    for (i = 0; i < COUNT(answers); i++)
+    for (size_t i = 0; i < COUNT(answers); i++)
         json_decref(answers[i]);
     calls_clear(calls);
     return code;

@@ -90,11 +90,10 @@ static bool plot_sweep(FILE *stream, const json_t *run)
 
 static void print_plots(FILE *stream, const json_t *document)
 {
-    size_t i;
     int n = 0;
 
     fputs("<section class=\"plots\">\n", stream);
-    for (i = 0; i < COUNT(units); i++)
+    for (size_t i = 0; i < COUNT(units); i++)
         draw_expected(stream, document, units[i]);
     FOR_JSON (run, runs_of(document)) {
         /* The cases of V2 are not a sweep. */

@@ -134,9 +134,8 @@ float ep_ue8m0_to_f32(uint8_t bits)
 static inline __attribute__((always_inline)) float block_amax(const uint16_t *x)
 {
     uint16_t most = 0;
-    int i;
 
-    for (i = 0; i < EP_SCALE_BLOCK; i++) {
+    for (int i = 0; i < EP_SCALE_BLOCK; i++) {
         uint16_t magnitude = x[i] & 0x7fffu;
 
         magnitude = (uint16_t)(magnitude & (0u - (unsigned)(magnitude <= 0x7f80u)));
@@ -148,9 +147,7 @@ static inline __attribute__((always_inline)) float block_amax(const uint16_t *x)
 static inline __attribute__((always_inline)) void quantize_row(const uint16_t *x, int hidden, int round_scale,
                                                                uint8_t *ret_x, float *ret_scales)
 {
-    int block;
-
-    for (block = 0; block < hidden / EP_SCALE_BLOCK; block++) {
+    for (int block = 0; block < hidden / EP_SCALE_BLOCK; block++) {
         const uint16_t *in = x + (size_t)block * EP_SCALE_BLOCK;
         uint8_t codes[EP_SCALE_BLOCK]; /* cannot overlap the input, which the compiler would have to check */
         float amax = block_amax(in);
@@ -204,9 +201,8 @@ void ep_quantize_row(const uint16_t *x, int hidden, int round_scale, uint8_t *re
 {
     static const char *const best_first[] = {"avx512", "avx2", "portable"};
     ep_quantize_fn quantize = NULL;
-    int i;
 
-    for (i = 0; !quantize; i++)
+    for (int i = 0; !quantize; i++)
         quantize = ep_quantize_find(best_first[i]);
     quantize(x, hidden, round_scale, ret_x, ret_scales);
 }
@@ -223,7 +219,8 @@ static float largest_of(const uint16_t *x, int n)
     return ep_bf16_widen(most);
 }
 
-void ep_quantize_mxfp8(const uint16_t *x, int hidden, uint8_t *ret_x, uint8_t *ret_scales)
+/* Formats of ep_ll_dispatch(). [hidden] and [hidden / 32] bytes: */
+static void quantize_mxfp8(const uint16_t *x, int hidden, uint8_t *ret_x, uint8_t *ret_scales)
 {
     for (int block = 0; block < hidden / 32; block++, x += 32, ret_x += 32) {
         uint8_t scale = ep_ue8m0_from_f32(largest_of(x, 32) / E4M3_MAX);
@@ -242,7 +239,8 @@ static uint8_t e2m1_round(float magnitude)
                      !(magnitude <= 2.5f) + !(magnitude < 3.5f) + !(magnitude <= 5.0f));
 }
 
-void ep_quantize_nvfp4(const uint16_t *x, int hidden, float global_scale, uint8_t *ret_x, uint8_t *ret_scales)
+/* [hidden / 2] and [hidden / 16] bytes: */
+static void quantize_nvfp4(const uint16_t *x, int hidden, float global_scale, uint8_t *ret_x, uint8_t *ret_scales)
 {
     for (int block = 0; block < hidden / 16; block++, x += 16, ret_x += 8) {
         uint8_t scale = e4m3_round(global_scale * (largest_of(x, 16) / 6.0f)), codes[16];
@@ -258,9 +256,7 @@ void ep_quantize_nvfp4(const uint16_t *x, int hidden, float global_scale, uint8_
 
 void ep_pack_ue8m0(const float *scales, int n, int32_t *ret_packed)
 {
-    int i;
-
-    for (i = 0; i < n / 4; i++) {
+    for (int i = 0; i < n / 4; i++) {
         const float *four = scales + 4 * (size_t)i;
         uint32_t packed = (uint32_t)ep_ue8m0_from_f32(four[0]) | (uint32_t)ep_ue8m0_from_f32(four[1]) << 8 |
                           (uint32_t)ep_ue8m0_from_f32(four[2]) << 16 | (uint32_t)ep_ue8m0_from_f32(four[3]) << 24;
@@ -274,9 +270,9 @@ void ep_quantize(const uint16_t *x, int hidden, const ep_ll_dispatch_args *forma
     float factors[EP_MAX_HIDDEN / EP_SCALE_BLOCK] = {0};
 
     if (format->out_dtype == EP_F4E2M1) {
-        ep_quantize_nvfp4(x, hidden, format->global_scale ? *format->global_scale : 1, ret_x, ret_scales);
+        quantize_nvfp4(x, hidden, format->global_scale ? *format->global_scale : 1, ret_x, ret_scales);
     } else if (format->scale_type == EP_UE8M0_32) {
-        ep_quantize_mxfp8(x, hidden, ret_x, ret_scales);
+        quantize_mxfp8(x, hidden, ret_x, ret_scales);
     } else if (format->scale_type == EP_F32) {
         ep_quantize_row(x, hidden, (format->flags & EP_LL_ROUND_SCALE) != 0, ret_x, ret_scales);
     } else {

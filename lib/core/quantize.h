@@ -23,12 +23,6 @@ EP_PRIVATE_API void ep_quantize_row(const uint16_t *x, int hidden, int round_sca
  * must not overlap. */
 EP_PRIVATE_API void ep_pack_ue8m0(const float *scales, int n, int32_t *ret_packed);
 
-/* The rules of ep_ll_dispatch() for other formats; hidden is a multiple of 128. [hidden] and [hidden / 32] bytes: */
-EP_PRIVATE_API void ep_quantize_mxfp8(const uint16_t *x, int hidden, uint8_t *ret_x, uint8_t *ret_scales);
-/* [hidden / 2] and [hidden / 16] bytes: */
-EP_PRIVATE_API void ep_quantize_nvfp4(const uint16_t *x, int hidden, float global_scale, uint8_t *ret_x,
-                                      uint8_t *ret_scales);
-
 /*
  * Quantises a row to the format of ep_ll_dispatch_args: out_dtype, scale_type, flags and global_scale are used.
  * ret_scales: the words of the row's scales.

@@ -351,23 +351,14 @@ ep_status ep_group_check(struct ep_group *group)
 
 ep_status ep_group_check_abort(struct ep_group *group)
 {
+    ep_status own = (ep_status)(own_failure(group) >> 48);
+
     /* An abort after another failure ends the wait as well, with that failure. */
     for (int rank = 0; rank < group->comm->nranks; rank++)
         if (atomic_load(&ep_group_state_of(group, rank)->aborts))
             return ep_group_check(group);
-    if ((ep_status)(own_failure(group) >> 48) == EP_E_EXCLUDED)
-        return ep_group_check(group);
     /* An abort on another host arrives as a failure. */
-    if (group->remote && ep_group_aborted_by(group) >= 0)
-        return ep_group_check(group);
-    return EP_OK;
-}
-
-int ep_group_aborted_by(const struct ep_group *group)
-{
-    uint64_t failure = own_failure(group);
-
-    return (ep_status)(failure >> 48) == EP_E_ABORTED ? (uint16_t)(failure >> 32) : -1;
+    return own == EP_E_EXCLUDED || (group->remote && own == EP_E_ABORTED) ? ep_group_check(group) : EP_OK;
 }
 
 ep_status ep_group_poll(ep_comm *comm)

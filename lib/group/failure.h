@@ -37,9 +37,6 @@ ep_status ep_group_fail_outputs(uint32_t mine, int me, uint32_t theirs, int rank
 ep_status ep_group_fail_damaged(struct ep_group *group, int rank, enum ep_group_phase phase, const char *what,
                                 int64_t value);
 
-/* The rank whose ep_comm_abort() is the failure known to this rank; -1: none, or another failure. */
-int ep_group_aborted_by(const struct ep_group *group);
-
 /* EP_OK, or the failure set by this rank or a peer. Cheap. */
 ep_status ep_group_check(struct ep_group *group);
 /* ep_group_check_abort() fails only after ep_comm_abort(): for calls that tolerate dead peers. */

@@ -527,8 +527,6 @@ void cuda_pool_close(struct cuda_comm *cuda);
  */
 ep_status cuda_place_buffer(struct cuda_comm *cuda, struct cuda_op_desc *desc, int which, void *memory, size_t bytes,
                             size_t stage_bytes, void **ret_placed);
-/* Does a number that the caller has set count all blocks (EP_COMM_STRICT_SMS)? */
-bool cuda_is_strict(const struct cuda_comm *cuda);
 /* Multiprocessors for work of one rank before or after the rows move. */
 int cuda_side_sms(const struct cuda_comm *cuda);
 /*

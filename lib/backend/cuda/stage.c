@@ -55,14 +55,15 @@ static int count_sharing(const struct cuda_comm *cuda)
     return n;
 }
 
-bool cuda_is_strict(const struct cuda_comm *cuda)
+/* Does a number that the caller has set count all blocks (EP_COMM_STRICT_SMS)? */
+static bool is_strict(const struct cuda_comm *cuda)
 {
     return cuda->sms_given && cuda->group.comm->config.flags & EP_COMM_STRICT_SMS;
 }
 
 int cuda_side_sms(const struct cuda_comm *cuda)
 {
-    return cuda_is_strict(cuda) ? cuda->sms : cuda_ll_sms(cuda);
+    return is_strict(cuda) ? cuda->sms : cuda_ll_sms(cuda);
 }
 
 static int least(int a, int b)
@@ -81,7 +82,7 @@ static void share_with_copies(const struct cuda_comm *cuda, int *ret_move_blocks
 
     *ret_move_blocks = cuda->sms;
     *ret_copy_blocks = COPY_BLOCKS;
-    if (cuda_is_strict(cuda)) {
+    if (is_strict(cuda)) {
         *ret_copy_blocks = least(cuda->sms * 3 / 5, COPY_BLOCKS);
         *ret_move_blocks = cuda->sms - *ret_copy_blocks;
     } else if (room > 0) {
@@ -96,8 +97,8 @@ static void share_with_copies(const struct cuda_comm *cuda, int *ret_move_blocks
  */
 static void share_with_sums(const struct cuda_comm *cuda, int *ret_move_blocks, int *ret_copy_blocks)
 {
-    int all = cuda_is_strict(cuda) ? cuda->sms : cuda->all_sms / count_sharing(cuda);
-    int sums = cuda_is_strict(cuda) || all - cuda->sms < COPY_BLOCKS ? all * 3 / 5 : all - cuda->sms;
+    int all = is_strict(cuda) ? cuda->sms : cuda->all_sms / count_sharing(cuda);
+    int sums = is_strict(cuda) || all - cuda->sms < COPY_BLOCKS ? all * 3 / 5 : all - cuda->sms;
 
     *ret_copy_blocks = sums > 0 ? sums : 1;
     *ret_move_blocks = all > *ret_copy_blocks ? all - *ret_copy_blocks : 1;
