@@ -81,10 +81,9 @@ static json_t *flat_rows(const json_t *rows, const char *key, const char *device
 {
     json_t *flat = json_array();
 
-    FOR_JSON (row, rows) {
+    FOR_JSON (row, rows)
         if (!key || json_is_object(json_object_get(row, key)) || json_is_number(json_object_get(row, key)))
             json_array_append_new(flat, flatten(row, device));
-    }
     return flat;
 }
 
@@ -125,10 +124,9 @@ const json_t *bench_largest(const json_t *rows, const char *op)
 {
     const json_t *best = NULL;
 
-    FOR_JSON (row, rows) {
+    FOR_JSON (row, rows)
         if ((!op || is_op(row, op)) && (!best || larger(row, best)))
             best = row;
-    }
     return best;
 }
 

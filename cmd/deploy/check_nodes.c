@@ -102,19 +102,17 @@ static int count_nodes(const struct check *check, const char *label, const char 
 {
     int count = 0;
 
-    FOR_JSON (node, get_items(check->snapshot, "nodes")) {
+    FOR_JSON (node, get_items(check->snapshot, "nodes"))
         count += is_gpu_node(node) && (!values || text_is_any(get_label(node, label), values));
-    }
     return count;
 }
 
 static bool uses_buckets(const struct deploy_job *job)
 {
     for (int s = 0; s < job->n_sets; s++)
-        FOR_JSON (volume, get(job->sets[s].spec, "volumes")) {
+        FOR_JSON (volume, get(job->sets[s].spec, "volumes"))
             if (text_begins(get_text(volume, "csi/driver"), "gcsfuse"))
                 return true;
-        }
     return false;
 }
 
@@ -159,10 +157,9 @@ static void check_driver(struct check *check, int n_nodes)
 
 static void check_metrics(struct check *check)
 {
-    FOR_JSON (set, get_items(check->snapshot, "daemonsets")) {
+    FOR_JSON (set, get_items(check->snapshot, "daemonsets"))
         if (strstr(get_name(set), "dcgm"))
             return;
-    }
     if (check_knows(check, "daemonsets"))
         check_add(check, CHECK_WARNING, "dcgm", "nobody", "dcgm-exporter", json_string("no metrics of GPUs"),
                   json_string("no DaemonSet for DCGM runs in the cluster"),

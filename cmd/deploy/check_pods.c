@@ -256,10 +256,9 @@ static void check_policies(struct check *check, const struct deploy_set *set)
         if (!get_selected(labels, get(policy, "spec/podSelector")) || !is_ingress(policy))
             continue;
         closed = get_name(policy);
-        FOR_JSON (rule, get(policy, "spec/ingress")) {
+        FOR_JSON (rule, get(policy, "spec/ingress"))
             if (lets_in(rule, labels, space_labels, port))
                 return;
-        }
     }
     if (closed)
         check_add(check, CHECK_ERROR, "network-policy", "ssh", closed,

@@ -185,10 +185,9 @@ static bool flavor_fits(struct assign *assign, const json_t *entry)
 static const json_t *gpu_flavors(const json_t *queue)
 {
     FOR_JSON (group, get(queue, "spec/resourceGroups")) {
-        FOR_JSON (covered, get(group, "coveredResources")) {
+        FOR_JSON (covered, get(group, "coveredResources"))
             if (strcmp(get_string(covered), GPU_RESOURCE) == 0)
                 return get(group, "flavors");
-        }
     }
     return NULL;
 }
@@ -222,10 +221,9 @@ static void check_assignment(struct check *check, struct deploy_set *set, const 
             json_sprintf("the pods request %s, and ClusterQueue %s has no quota of it", GPU_RESOURCE, get_name(queue)),
             json_sprintf("add %s to coveredResources of clusterqueue/%s", GPU_RESOURCE,
                          shell_quote(get_name(queue), word, sizeof(word))));
-    FOR_JSON (entry, flavors) {
+    FOR_JSON (entry, flavors)
         if (flavor_fits(&assign, entry))
             goto done;
-    }
     if (assign.id) {
         add_finding(&assign);
         assign.why = assign.fix = NULL;

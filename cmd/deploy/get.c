@@ -67,19 +67,17 @@ const json_t *get_items(const json_t *snapshot, const char *resource)
 
 const json_t *get_item(const json_t *snapshot, const char *resource, const char *space, const char *name)
 {
-    FOR_JSON (item, get_items(snapshot, resource)) {
+    FOR_JSON (item, get_items(snapshot, resource))
         if (strcmp(get_name(item), name) == 0 && (!*get_space(item) || strcmp(get_space(item), space) == 0))
             return item;
-    }
     return NULL;
 }
 
 const json_t *get_entry(const json_t *array, const char *key, const char *text)
 {
-    FOR_JSON (entry, array) {
+    FOR_JSON (entry, array)
         if (get_is(entry, key, text))
             return entry;
-    }
     return NULL;
 }
 
@@ -88,10 +86,9 @@ bool get_serves(const json_t *snapshot, const char *group)
     const json_t *groups = get(snapshot, "groups");
     size_t n = strlen(group);
 
-    FOR_JSON (served, groups) {
+    FOR_JSON (served, groups)
         if (strncmp(get_string(served), group, n) == 0 && get_string(served)[n] == '/')
             return true;
-    }
     return n == 0 || !groups;
 }
 
@@ -147,18 +144,16 @@ static bool expression_holds(const json_t *labels, const json_t *expression)
 
 bool get_labels_match(const json_t *labels, const json_t *wanted)
 {
-    FOR_MEMBERS (key, value, wanted) {
+    FOR_MEMBERS (key, value, wanted)
         if (!json_equal(json_object_get(labels, key), value))
             return false;
-    }
     return true;
 }
 
 bool get_selected(const json_t *labels, const json_t *selector)
 {
-    FOR_JSON (expression, get(selector, "matchExpressions")) {
+    FOR_JSON (expression, get(selector, "matchExpressions"))
         if (!expression_holds(labels, expression))
             return false;
-    }
     return get_labels_match(labels, get(selector, "matchLabels"));
 }

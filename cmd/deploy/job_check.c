@@ -242,11 +242,10 @@ static json_t *install_fix(const struct check *check, const char *version, const
     size_t n = strcspn(version, "/");
     char word[SHELL_WORD_BYTES];
 
-    FOR_JSON (served, get(check->snapshot, "groups")) {
+    FOR_JSON (served, get(check->snapshot, "groups"))
         if (version[n] == '/' && strncmp(get_string(served), version, n + 1) == 0)
             return json_sprintf("write apiVersion: %s, which it serves",
                                 shell_quote(get_string(served), word, sizeof(word)));
-    }
     if (text_begins(version, "resource.k8s.io/"))
         return json_string("DRA needs Kubernetes 1.34: upgrade the cluster, or set network.mode=multi");
     return json_sprintf("install what defines %s: docs/quickstart.md", shell_quote(kind, word, sizeof(word)));
@@ -258,10 +257,9 @@ static void check_kind(struct check *check, const json_t *document)
     const char *version = get_text(document, "apiVersion"), *kind = get_text(document, "kind");
     const json_t *groups = get(check->snapshot, "groups");
 
-    FOR_JSON (served, groups) {
+    FOR_JSON (served, groups)
         if (strcmp(get_string(served), version) == 0)
             return;
-    }
     if (groups)
         check_add(check, CHECK_ERROR, "api-missing", "the API server", kind,
                   json_sprintf("no matches for kind \"%s\" in version \"%s\"", kind, version),

@@ -154,10 +154,9 @@ static int read_version(struct calls *calls, json_t *snapshot)
             code = report_failure(calls, &calls->captures[i]);
     for (size_t i = 0; i < COUNT(answers); i++)
         answers[i] = json_loads(output_of(&calls->captures[i]), 0, NULL);
-    FOR_JSON (group, get(answers[1], "groups")) {
+    FOR_JSON (group, get(answers[1], "groups"))
         FOR_JSON (version, get(group, "versions"))
             json_array_append(groups, json_object_get(version, "groupVersion"));
-    }
     json_object_set_new(snapshot, "version", json_string(get_text(answers[0], "serverVersion/gitVersion")));
     json_object_set_new(snapshot, "groups", groups);
     for (size_t i = 0; i < COUNT(answers); i++)

@@ -123,10 +123,9 @@ static bool is_owned(const struct why *why, const json_t *object)
 {
     char name[320];
 
-    FOR_JSON (owner, get(object, "metadata/ownerReferences")) {
+    FOR_JSON (owner, get(object, "metadata/ownerReferences"))
         if (json_object_get(why->known, name_object(get_text(owner, "kind"), get_text(owner, "name"), name)))
             return true;
-    }
     return false;
 }
 

@@ -67,11 +67,10 @@ static ep_status modprobe_validate(const struct recipe *recipe, const struct rec
 {
     if (*arg_text(step, "effect_file") && !json_object_get(step->args, "effect_any"))
         return recipe_refuse(recipe, step->line, "step '%s': 'effect_file' needs 'effect_any'", step->id);
-    FOR_MEMBERS (key, value, json_object_get(step->args, "options")) {
+    FOR_MEMBERS (key, value, json_object_get(step->args, "options"))
         if (strpbrk(json_string_value(value), "\"\\"))
             return recipe_refuse(recipe, step->line, "step '%s': option %s must not hold quotes or backslashes",
                                  step->id, key);
-    }
     return EP_OK;
 }
 

@@ -37,10 +37,9 @@ static const char *path_within(const struct recipe_step *step, const char *folde
 {
     if (is_within(step->path, folder))
         return step->path;
-    FOR_JSON (value, json_object_get(step->args, "owns")) {
+    FOR_JSON (value, json_object_get(step->args, "owns"))
         if (is_within(json_string_value(value), folder))
             return json_string_value(value);
-    }
     return NULL;
 }
 

@@ -289,10 +289,9 @@ static void add_diagnosis(struct launch *launch, const struct node *node)
         return;
     }
     save_document(launch, node, text);
-    FOR_JSON (check, json_object_get(document, "checks")) {
+    FOR_JSON (check, json_object_get(document, "checks"))
         if (strcmp(job_text(check, "outcome", ""), "found") == 0)
             add_finding(launch->findings, node, check);
-    }
     json_decref(document);
 }
 

@@ -85,9 +85,8 @@ static void set(const char *name, const char *value)
 
 static void set_inherited(const json_t *spec)
 {
-    FOR_MEMBERS (name, value, json_object_get(spec, "inherited")) {
+    FOR_MEMBERS (name, value, json_object_get(spec, "inherited"))
         set(name, json_string_value(value));
-    }
 }
 
 struct source_run {
@@ -121,9 +120,8 @@ static ep_status source_scripts(struct job_rank *rank)
     if (readlink("/proc/self/exe", self, sizeof(self) - 1) < 0)
         snprintf(self, sizeof(self), "epkit");
     memcpy(argv, TEXTS("bash", "-c", source_program, "bash", self), 5 * sizeof(*argv));
-    for (size_t i = 0; (script = json_array_get(scripts, i)); i++) {
+    for (size_t i = 0; (script = json_array_get(scripts, i)); i++)
         argv[5 + i] = json_string_value(script);
-    }
     capture_run(&capture, 1, 1, SOURCE_SECONDS * 1000, NULL, NULL);
     status = take_environment(&capture, rank);
     capture_done(&capture);
@@ -190,9 +188,8 @@ static void set_given(const json_t *spec)
 
     if (preload && *preload)
         set(variable, preload);
-    FOR_MEMBERS (key, value, json_object_get(spec, "env")) {
+    FOR_MEMBERS (key, value, json_object_get(spec, "env"))
         set(key, json_string_value(value));
-    }
     if (job_text(spec, "preload", NULL))
         set(variable, job_text(spec, "preload", NULL));
     unsetenv(JOB_SPEC);
@@ -301,9 +298,8 @@ void job_rank_execute(const void *context)
     bool is_epkit;
     int number;
 
-    for (size_t i = 0; (word = json_array_get(words, i)); i++) {
+    for (size_t i = 0; (word = json_array_get(words, i)); i++)
         argv[i] = (char *)json_string_value(word);
-    }
     if (!argv[0])
         _exit(126);
     set_environment(rank);

@@ -74,10 +74,9 @@ static void print_failures(const json_t *hosts)
         {"NODE", "name", 0, 0}, {"FAILED AT", "failed_at", 0, 0}, {"WHY", "why", 0, 0}};
     json_t *rows = json_array();
 
-    FOR_JSON (host, hosts) {
+    FOR_JSON (host, hosts)
         if (json_is_string(json_object_get(host, "failed_at")))
             json_array_append(rows, host);
-    }
     if (json_array_size(rows))
         out_table(stdout, columns, sizeof(columns) / sizeof(columns[0]), rows, OUT_TABLE);
     remote_print_advice(rows, "failed_at", false);

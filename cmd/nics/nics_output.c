@@ -254,9 +254,8 @@ static int print_devices(FILE *stream, const struct nics *nics, const json_t *de
     json_t *rows = json_array(), *device;
     int result;
 
-    for (size_t i = 0; (device = json_array_get(devices, i)); i++) {
+    for (size_t i = 0; (device = json_array_get(devices, i)); i++)
         json_array_append_new(rows, table_row(nics, i, device, values));
-    }
     result = out_table(stream, columns, COUNT(columns), rows, OUT_TABLE);
     json_decref(rows);
     return result;
@@ -306,9 +305,8 @@ int nics_print(FILE *stream, const struct nics *nics, const json_t *document, co
     result = print_devices(stream, nics, devices, values);
     if (result == 0)
         result = print_details(stream, devices, values);
-    for (size_t i = 0; (line = json_array_get(json_object_get(document, "notes"), i)); i++) {
+    for (size_t i = 0; (line = json_array_get(json_object_get(document, "notes"), i)); i++)
         fprintf(stream, "%s%s\n", i ? "" : "\n", json_string_value(line));
-    }
     if (nics_is_finding(verdict))
         fputs(
             "\n'epkit topo' shows which GPU should use which NIC; 'epkit doctor' looks for what keeps it from that.\n",

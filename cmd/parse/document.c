@@ -176,11 +176,10 @@ static bool is_notice(const struct parse_fault *fault, const json_t *runs)
 {
     if (!fault->known->may_pass)
         return false;
-    FOR_JSON (run, runs) {
+    FOR_JSON (run, runs)
         if (strcmp(json_text(run, "source"), fault->source) == 0 && strcmp(json_text(run, "result"), "failed") != 0 &&
             json_integer_value(json_array_get(json_object_get(run, "lines"), 0)) > (json_int_t)fault->last_line)
             return true;
-    }
     return false;
 }
 

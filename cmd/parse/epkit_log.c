@@ -169,9 +169,8 @@ static void read_document(struct parser *parser, const char *text, size_t bytes)
     } else if (strcmp(subcommand, "run") == 0) {
         json_t *bench = json_object_get(document, "bench");
 
-        FOR_JSON (suite, json_object_get(document, "suites")) {
+        FOR_JSON (suite, json_object_get(document, "suites"))
             read_test(parser, suite);
-        }
         if (json_is_object(bench))
             read_bench(parser, bench);
     } else {

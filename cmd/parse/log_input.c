@@ -228,9 +228,8 @@ int verdict_measures(FILE *stream, const json_t *runs, enum out_format format)
     int result = 0;
 
     FOR_JSON (run, runs) {
-        FOR_JSON (measure, json_object_get(run, "measures")) {
+        FOR_JSON (measure, json_object_get(run, "measures"))
             json_array_append_new(rows, number_row(run, measure));
-        }
     }
     if (json_array_size(rows) > 0)
         result = out_table(stream, columns, COUNT(columns), rows, format);

@@ -161,10 +161,9 @@ json_t *report_compare(const json_t *a, const json_t *b, double noise, const jso
         json_array_append_new(
             rows, compare_row(name, value, json_object_get(after, name), own > 0 ? own : noise, &worse, &better));
     }
-    FOR_MEMBERS (name, value, after) {
+    FOR_MEMBERS (name, value, after)
         if (!json_object_get(before, name))
             json_array_append_new(rows, compare_row(name, NULL, value, noise, &worse, &better));
-    }
     FOR_JSON (row, rows) {
         const json_t *change = json_object_get(row, "change");
 

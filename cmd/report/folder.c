@@ -220,9 +220,8 @@ json_t *runfolder_balance(const char *host, const json_t *nics, int *ret_uneven)
     size_t n = json_array_size(nics);
     int n_uneven = 0;
 
-    FOR_JSON (nic, nics) {
+    FOR_JSON (nic, nics)
         sum += nic_bytes(nic);
-    }
     FOR_JSON (nic, nics) {
         double others = n > 1 ? (sum - nic_bytes(nic)) / (double)(n - 1) : 0;
         double share = others > 0 ? nic_bytes(nic) / others : sum > 0 ? 1 : 0;

@@ -56,10 +56,9 @@ static json_t *gather_environment(const json_t *run)
 {
     json_t *result = json_object();
 
-    FOR_MEMBERS (name, value, json_object_get(run, "environment")) {
+    FOR_MEMBERS (name, value, json_object_get(run, "environment"))
         if (json_is_string(value))
             json_object_set(result, name, value);
-    }
     return result;
 }
 
@@ -80,12 +79,11 @@ static json_t *gather_findings(const json_t *run)
 {
     json_t *list = json_array();
     FOR_JSON (finding, json_object_get(run, "findings")) {
-        FOR_JSON (node, json_object_get(finding, "nodes")) {
+        FOR_JSON (node, json_object_get(finding, "nodes"))
             if (json_is_string(node))
                 json_array_append_new(
                     list, json_pack("{s:O, s:s, s:s, s:s}", "host", node, "id", json_text(finding, "id"), "severity",
                                     json_text(finding, "severity"), "title", json_text(finding, "text")));
-        }
     }
     return list;
 }

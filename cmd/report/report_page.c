@@ -151,11 +151,10 @@ static void print_nics(FILE *stream, const json_t *document)
         return;
     fputs("<section><h2>NIC balance</h2>\n<ul>\n", stream);
     FOR_JSON (host, hosts) {
-        FOR_JSON (nic, json_object_get(host, "nics")) {
+        FOR_JSON (nic, json_object_get(host, "nics"))
             if (json_is_true(json_object_get(nic, "uneven")))
                 page_item(stream, "warn", "", "%s: %s carried %.0f%% of what the others did", json_text(host, "host"),
                           json_text(nic, "device"), 100 * json_number(nic, "share"));
-        }
     }
     FOR_JSON (host, hosts)
         n_alike += json_number(host, "uneven") == 0;
@@ -268,9 +267,8 @@ static void print_environment(FILE *stream, const json_t *document)
         return;
     fputs("<section><h2>Environment</h2>\n<details><summary>Environment variables of the ranks</summary>\n<pre>",
           stream);
-    FOR_MEMBERS (name, value, environment) {
+    FOR_MEMBERS (name, value, environment)
         page_print(stream, "%s=%s\n", name, json_string_value(value));
-    }
     fputs("</pre></details></section>\n", stream);
 }
 

@@ -24,11 +24,10 @@ static void draw_rates(FILE *stream, const json_t *rows)
 
     snprintf(names[0], sizeof(names[0]), "epkit%s", baseline.kind);
     snprintf(names[1], sizeof(names[1]), "%s%s, same bytes", baseline.name, baseline.kind);
-    FOR_JSON (row, rows) {
+    FOR_JSON (row, rows)
         if (has_rate(row) && json_number(row, "tokens") >= most)
             page_pair(&bars, bench_rate_of(row), json_number(json_object_get(row, baseline.key), "gbps"), "%s %s",
                       json_text(row, "op"), json_text(row, "type"));
-    }
     page_draw(stream, &bars);
 }
 
@@ -44,13 +43,12 @@ static void plot_tokens(FILE *stream, const json_t *rows)
     for (size_t k = 0; k < 2; k++) {
         struct svg_series *series = svg_begin(&plot, "%s bf16", ops[k]);
 
-        FOR_JSON (row, rows) {
+        FOR_JSON (row, rows)
             if (has_rate(row) && strcmp(json_text(row, "op"), ops[k]) == 0 &&
                 strcmp(json_text(row, "type"), "bf16") == 0)
                 svg_point(series, json_number(row, "tokens"),
                           json_number(json_object_get(row, bench_baseline_of(row).key), "time_us") /
                               bench_time_of(row));
-        }
     }
     (void)svg_draw(stream, &plot);
 }

@@ -110,9 +110,8 @@ static void part_spec(struct run *run, const struct part *part, struct ranks_spe
 static void append_suite(struct run *run, const struct ranks_spec *spec, const struct suite_request *request,
                          const struct suite_result *result)
 {
-    FOR_JSON (case_row, result->cases) {
+    FOR_JSON (case_row, result->cases)
         json_object_set_new(case_row, "seed", json_integer((json_int_t)run->seed));
-    }
     json_array_append_new(run->suites, suite_json(spec, request, result));
 }
 

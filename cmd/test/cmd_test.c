@@ -216,9 +216,8 @@ static void render_text(const struct ranks_spec *spec, const struct suite_reques
     if (json_array_size(totals->commands) == 0)
         return;
     out_line("To repeat what failed:");
-    FOR_JSON (command, totals->commands) {
+    FOR_JSON (command, totals->commands)
         out_line("    %s", json_string_value(command));
-    }
 }
 
 static int render_json(const struct cmd *cmd, const struct ranks_spec *spec, const struct suite_request *request,

@@ -320,7 +320,7 @@ json_t *topo_port_rows(const struct topo_view *view)
     const struct topo *topo = view->topo;
     json_t *rows = json_array();
 
-    FOR_EACH (nic, topo->nics, topo->n_nics) {
+    FOR_EACH (nic, topo->nics, topo->n_nics)
         FOR_EACH (port, nic->ports, nic->n_ports)
             json_array_append_new(
                 rows, json_pack("{s:o, s:o, s:s, s:o, s:s, s:s, s:o, s:o, s:s}", "device",
@@ -330,7 +330,6 @@ json_t *topo_port_rows(const struct topo_view *view)
                                 topo_link_name(port->link_layer), "netdev", port->netdev, "gid",
                                 number_or_null(roce2_ipv4(port), -1), "firmware", out_text_or_null(nic->firmware),
                                 "role", topo_role_name(nic->role)));
-    }
     return rows;
 }
 

@@ -537,9 +537,8 @@ static int print_nics(const struct topo_view *view)
     bool has_gid = false;
     int result;
 
-    FOR_JSON (row, rows) {
+    FOR_JSON (row, rows)
         has_gid = has_gid || json_is_integer(json_object_get(row, "gid"));
-    }
 
     if (json_array_size(rows) == 0) {
         out_line("There is no RDMA NIC with a port.");

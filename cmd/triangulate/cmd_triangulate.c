@@ -30,10 +30,9 @@ static double lowest_ratio(const json_t *verdict)
 {
     double worst = NAN;
     FOR_JSON (run, json_object_get(verdict, "runs")) {
-        FOR_JSON (measure, json_object_get(run, "measures")) {
+        FOR_JSON (measure, json_object_get(run, "measures"))
             if (json_is_number(json_object_get(measure, "ratio")))
                 worst = fmin(worst, json_number(measure, "ratio"));
-        }
     }
     return worst;
 }

@@ -90,10 +90,9 @@ struct source_environment source_environment(struct source *source)
     fact = source_fact(source, CACHE_ENVIRONMENT_FACT, read_variables, CACHE_ENVIRONMENT);
     *all = (struct source_environment){.state = fact.state, .why = fact.why};
     all->variables = variables = source_alloc(source, json_object_size(fact.value) * sizeof(*variables));
-    FOR_MEMBERS (name, value, fact.value) {
+    FOR_MEMBERS (name, value, fact.value)
         if (json_is_string(value))
             variables[all->n++] = (struct source_variable){.name = name, .value = json_string_value(value)};
-    }
     qsort(variables, all->n, sizeof(*variables), text_order);
     source->variables = fact.value;
     source->environment_known = true;

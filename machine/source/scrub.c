@@ -430,10 +430,9 @@ static void learn_all(struct scrub *scrub, json_t *const cached[CACHE_KINDS], bo
     fact_name = json_object_get(cached[CACHE_FACTS], "/proc/sys/kernel/hostname\thost-name");
     if (json_is_string(json_object_get(fact_name, "value")))
         learn_host(scrub, json_string_value(json_object_get(fact_name, "value")));
-    FOR_MEMBERS (name, value, json_object_get(fact, "value")) {
+    FOR_MEMBERS (name, value, json_object_get(fact, "value"))
         if (json_is_string(value))
             learn_variable(scrub, name, json_string_value(value));
-    }
     if (!is_live)
         return;
     if (gethostname(host, sizeof(host) - 1) == 0)

@@ -365,10 +365,9 @@ bool scrub_is_known(const struct scrub *scrub, const char *word, size_t n, const
 {
     static const char replacements[] = "word# host# user# dir#";
 
-    FOR_MEMBERS (device, value, scrub->maps[SCRUB_DEVICES]) {
+    FOR_MEMBERS (device, value, scrub->maps[SCRUB_DEVICES])
         if (n > 1 && n <= strlen(device) && strncmp(device, word, n) == 0)
             return true;
-    }
     return n == 1 || is_short_number(word, n) || is_device(word, n) || scrub_is_among(word, n, replacements) ||
            scrub_is_among(word, n, words);
 }
