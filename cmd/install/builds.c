@@ -271,21 +271,19 @@ static bool compare_matches(struct source *source, const char *pattern, const ch
 {
     const char *last = strrchr(pattern, '/') + 1;
     char folder[1100], path[1400], copy[1400];
-    struct source_names names;
     bool found = false;
 
     snprintf(folder, sizeof(folder), "%.*s", (int)(last - pattern), pattern);
-    names = source_list(source, "%s", folder);
-    for (size_t i = 0; i < names.n; i++) {
-        if (fnmatch(last, names.names[i], FNM_PERIOD) != 0)
+    FOR_NAMES (name, source_list(source, "%s", folder)) {
+        if (fnmatch(last, name, FNM_PERIOD) != 0)
             continue;
-        snprintf(path, sizeof(path), "%s%s", folder, names.names[i]);
-        snprintf(copy, sizeof(copy), "%s/%s", to, names.names[i]);
+        snprintf(path, sizeof(path), "%s%s", folder, name);
+        snprintf(copy, sizeof(copy), "%s/%s", to, name);
         found = true;
         comparison->n++;
         if (source_stat(source, "%s", copy).state != SOURCE_OK) {
             if (!*comparison->missing)
-                snprintf(comparison->missing, sizeof(comparison->missing), "%.90s is not in %.90s", names.names[i], to);
+                snprintf(comparison->missing, sizeof(comparison->missing), "%.90s is not in %.90s", name, to);
             continue;
         }
         comparison->n_there++;

@@ -167,15 +167,13 @@ static struct source_text built_modules(const struct doctor_machine *machine, co
     struct source *source = machine->source;
     struct source_text loaded = source_line(source, "/sys/module/mlx5_core/version");
     struct source_answer dep;
-    struct source_names names;
 
     /* OFED's modules have a version; those of kernels have none, or in some distributions the kernel's release. */
     if (loaded.state == SOURCE_OK && *loaded.text && strcmp(loaded.text, release) != 0)
         return loaded;
-    names = source_list(source, "/lib/modules/%s/updates/dkms", release);
-    for (size_t i = 0; i < names.n; i++)
-        if (strncmp(names.names[i], "mlx5_core.ko", 12) == 0)
-            return (struct source_text){.state = SOURCE_OK, .text = names.names[i]};
+    FOR_NAMES (module, source_list(source, "/lib/modules/%s/updates/dkms", release))
+        if (strncmp(module, "mlx5_core.ko", 12) == 0)
+            return (struct source_text){.state = SOURCE_OK, .text = module};
     dep = source_fact(source, "foreign-mlx5", read_foreign_module, "/lib/modules/%s/modules.dep", release);
     if (dep.state == SOURCE_OK && !source_fact_bool(dep))
         dep.state = SOURCE_ABSENT;
