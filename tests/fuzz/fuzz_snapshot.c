@@ -91,7 +91,7 @@ static void ask_everything(struct source *source)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    struct source *source, *saved;
+    struct source *source, *saved = NULL;
     char *text, *again;
 
     if (load_snapshot("input", (const char *)data, size, &source) != EP_OK) {
