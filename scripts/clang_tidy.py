@@ -27,6 +27,7 @@ import time
 
 NODES = 10000
 TEST_NODES = 4000
+BATCH = 8
 KEEP_DAYS = 30
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -105,9 +106,9 @@ def limit_of(file, deep):
     return ["-Xclang", "-analyzer-config", "-Xclang", f"max-nodes={TEST_NODES if is_executed else NODES}"]
 
 
-def tidy(file, flags, limit):
+def tidy(files, flags, limit):
     done = subprocess.run(
-        ["clang-tidy", "--quiet", "--warnings-as-errors=*", file, "--", *flags, "-Wno-unknown-warning-option", *limit],
+        ["clang-tidy", "--quiet", "--warnings-as-errors=*", *files, "--", *flags, "-Wno-unknown-warning-option", *limit],
         cwd=ROOT, capture_output=True, check=False)
     return done.returncode, done.stdout.decode(errors="replace") + (
         done.stderr.decode(errors="replace") if done.returncode else "")
@@ -121,19 +122,27 @@ def is_clean(name, ends, folder):
     return False
 
 
-def check(file, flags, deep, salt, folder, read):
-    """(whether it was checked, findings)"""
-    limit = limit_of(file, deep)
-    ends = ["deep"] if deep else ["deep", limit[-1]]
-    name = key(file, flags, salt, read)
-    if name and is_clean(name, ends, folder):
-        return False, ""
-    code, text = tidy(file, flags, limit)
-    if code:
-        return True, text or f"{file}: clang-tidy ended with {code}\n"
-    if name:
-        (folder / f"{name}.{ends[-1]}").touch()
-    return True, ""
+def batches(files, deep):
+    """Files of the same flags and limit, a few for each start of clang-tidy, which takes a fifth of the time of one file."""
+    alike = {}
+    for file, flags in files:
+        alike.setdefault((tuple(flags), tuple(limit_of(file, deep))), []).append(file)
+    return [(some[at:at + BATCH], *key) for key, some in alike.items() for at in range(0, len(some), BATCH)]
+
+
+def check(files, flags, limit, salt, folder, read):
+    """(how many files were looked at, findings for each file that has some)"""
+    ends = [limit[-1], "deep"] if limit else ["deep"]
+    names = {file: key(file, flags, salt, read) for file in files}
+    new = [file for file in files if not names[file] or not is_clean(names[file], ends, folder)]
+    code, bad = tidy(new, flags, limit)[0] if new else 0, []
+    for file in new:
+        result, text = tidy([file], flags, limit) if code else (0, "")
+        if result:
+            bad.append(text or f"{file}: clang-tidy ended with {result}\n")
+        elif names[file]:
+            (folder / f"{names[file]}.{ends[0]}").touch()
+    return len(new), bad
 
 
 def main():
@@ -147,10 +156,10 @@ def main():
     salt, folder = configuration(), cache_folder()
     looked = bad = 0
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for was_looked_at, text in pool.map(lambda item: check(*item, deep, salt, folder, read), files):
-            looked += was_looked_at
-            bad += bool(text)
-            sys.stdout.write(text)
+        for n, texts in pool.map(lambda batch: check(*batch, salt, folder, read), batches(files, deep)):
+            looked += n
+            bad += len(texts)
+            sys.stdout.write("".join(texts))
     print(f"{len(files)} files, {looked} looked at, {len(files) - looked} known to be clean, {bad} with findings")
     sys.exit(1 if bad or not files else 0)
 
