@@ -46,6 +46,22 @@ static ep_status fail_limit(const struct cuda_arenas *arenas, const char *call, 
         call, more, arenas->held, arenas->limit);
 }
 
+/* Registers memory with the endpoint, if there is one. If that fails for host memory, the network copies. */
+static ep_status attach(const struct cuda_arenas *arenas, const struct ep_net_buffer *buffer)
+{
+    char before[EP_ERROR_TEXT_BYTES];
+    ep_status status = EP_OK;
+
+    snprintf(before, sizeof(before), "%s", ep_last_error());
+    if (arenas->net && arenas->net->ops->attach)
+        status = arenas->net->ops->attach(arenas->net, buffer);
+    if (status == EP_OK || buffer->device)
+        return status;
+    ep_log(EP_LOG_INFO, "%s; chunks are copied before they are sent", ep_last_error());
+    ep_set_last_error(before);
+    return EP_OK;
+}
+
 /* After a failure the memory, if there is any, stays unused until the communicator closes. */
 static ep_status alloc_direct(struct cuda_arenas *arenas, size_t bytes, struct cuda_pinned *ret_made)
 {
@@ -53,7 +69,7 @@ static ep_status alloc_direct(struct cuda_arenas *arenas, size_t bytes, struct c
     ep_status status;
 
     EP_TRY(cuda_direct_alloc(arenas->memory, bytes, &buffer));
-    status = arenas->net->ops->attach(arenas->net, &buffer);
+    status = attach(arenas, &buffer);
     cuda_direct_close(&buffer);
     if (status != EP_OK) {
         arenas->held += bytes;
@@ -66,12 +82,13 @@ static ep_status alloc_direct(struct cuda_arenas *arenas, size_t bytes, struct c
 static ep_status alloc_arena(struct cuda_arenas *arenas, const char *call, size_t bytes, struct cuda_pinned *ret_made)
 {
     struct ep_net_buffer buffer = EP_NET_BUFFER_INIT;
-    char before[EP_ERROR_TEXT_BYTES];
 
-    snprintf(before, sizeof(before), "%s", ep_last_error());
     if (arenas->direct) {
-        ep_status status = alloc_direct(arenas, bytes, ret_made);
+        char before[EP_ERROR_TEXT_BYTES];
+        ep_status status;
 
+        snprintf(before, sizeof(before), "%s", ep_last_error());
+        status = alloc_direct(arenas, bytes, ret_made);
         if (status == EP_OK)
             return EP_OK;
         /* GPU memory may be free again later. */
@@ -79,15 +96,12 @@ static ep_status alloc_arena(struct cuda_arenas *arenas, const char *call, size_
         ep_log(EP_LOG_WARNING, "%s; chunks are sent from host memory", ep_last_error());
         if (exceeds(arenas, bytes))
             return fail_limit(arenas, call, bytes);
+        ep_set_last_error(before);
     }
     EP_TRY(cuda_keep_pinned(arenas->memory, bytes, ret_made));
     buffer.memory = ret_made->memory;
     buffer.bytes = ret_made->bytes;
-    /* If this fails, the network copies. */
-    if (arenas->net && arenas->net->ops->attach && arenas->net->ops->attach(arenas->net, &buffer) != EP_OK)
-        ep_log(EP_LOG_INFO, "%s; chunks are copied before they are sent", ep_last_error());
-    ep_set_last_error(before);
-    return EP_OK;
+    return attach(arenas, &buffer);
 }
 
 static ep_status grow(struct cuda_arenas *arenas, const char *call, size_t bytes, bool ahead)
@@ -183,6 +197,29 @@ void cuda_direct_close(struct ep_net_buffer *buffer)
     buffer->dmabuf_fd = -1;
 }
 
+ep_status cuda_arenas_attach(const struct cuda_arenas *arenas)
+{
+    const struct kept_allocation *at = NULL;
+    struct cuda_pinned kept;
+    ep_status status = EP_OK;
+
+    while (status == EP_OK && cuda_kept_next(arenas->memory, &at, &kept)) {
+        struct ep_net_buffer buffer = EP_NET_BUFFER_INIT;
+
+        buffer.device = !kept.memory;
+        buffer.memory = buffer.device ? kept.device : kept.memory;
+        buffer.bytes = kept.bytes;
+        if (buffer.device && !arenas->direct)
+            return ep_fail(EP_E_UNSUPPORTED,
+                           "graphs may send rows from GPU memory, which the network does not access any more");
+        if (buffer.device)
+            buffer.dmabuf_fd = export_dmabuf(buffer.memory, buffer.bytes);
+        status = attach(arenas, &buffer);
+        cuda_direct_close(&buffer);
+    }
+    return status;
+}
+
 /*
  * --- do NICs access the GPU memory that they have registered? ---
  *
@@ -264,7 +301,7 @@ static ep_status advance(struct probe *p, bool *ret_open)
         size_t bytes = 0;
         const void *message;
 
-        if (node == p->net->node)
+        if (node == p->net->node || !ep_group_has_node(&p->cuda->group, node))
             continue;
         if (!p->sent[node])
             p->sent[node] = ep_stream_send(p->streams, node, 0, head, sizeof(head), &p->piece, 1);

@@ -154,7 +154,9 @@ static ep_status clear_and_map(struct cuda_ll_impl *impl, const struct ep_group_
     size_t bytes = (size_t)cuda->group.comm->nranks * sizeof(segments[0]);
 
     memset(impl->report, 0, sizeof(*impl->report));
-    impl->report->mask[0] = cuda_absent(cuda->group.comm);
+    for (int rank = 0; rank < cuda->group.comm->nranks; rank++)
+        if (!ep_comm_has(cuda->group.comm, rank))
+            ll_mask_add(impl->report->mask, rank);
     CUDA_TRY(cudaMemsetAsync(impl->segment->memory, 0, impl->bytes, cuda->internal_stream));
     CUDA_TRY(cudaStreamSynchronize(cuda->internal_stream));
     cuda_fill_waits(cuda, EP_GROUP_LL_SEND, EP_GROUP_LL_RECV, waits);
@@ -254,6 +256,7 @@ ep_status cuda_ll_open(ep_ll *ll)
         free_impl(impl);
     } else {
         (void)void_segment(cuda, impl->segment->memory, false);
+        cuda_ll_net_leave(impl->net);
     }
     cuda_scope_end(&scope);
     return status;

@@ -6,6 +6,7 @@
  * for each node, into pinned memory.
  */
 #include "backend/cuda/plan.h"
+#include "group/failure.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -31,17 +32,19 @@ static size_t summary_words(const ep_plan *plan)
 static ep_status size_lists(const ep_plan *plan, struct cuda_lists *lists)
 {
     const struct ep_group *group = ep_group_of(plan->comm);
-    const int32_t *most = ep_group_plan_of(plan)->max_tokens;
     int64_t net = (int64_t)ep_plan_most_tokens(plan) * cuda_remote_width(plan), rails = 0;
     int32_t rail_node_capacity = 1;
 
     for (int node = 0; node < plan->comm->nnodes; node++) {
         int rank = ep_group_rail(group, node);
+        /* A rank that is absent may come, with as many: programs use one number for all. */
+        int32_t most =
+            ep_comm_has(plan->comm, rank) ? ep_group_plan_of(plan)->max_tokens[rank] : ep_plan_most_tokens(plan);
 
         if (node == plan->comm->node)
             continue;
-        rails += most[rank];
-        rail_node_capacity = most[rank] > rail_node_capacity ? most[rank] : rail_node_capacity;
+        rails += most;
+        rail_node_capacity = most > rail_node_capacity ? most : rail_node_capacity;
     }
     if (net >= INT32_MAX / 2 || rails * cuda_plan_of(plan)->route.width >= INT32_MAX / 2)
         return ep_fail(
@@ -107,6 +110,7 @@ static void describe(const ep_plan *plan, const struct cuda_lists *lists, struct
     u->expanded = route->expanded;
     u->bf16_sums = comm->config.partial_type == EP_BF16;
     u->distinct = cuda_checks_distinct(comm);
+    u->drops = cuda_drops_absent(comm);
     u->topk = plan->args.topk;
     u->n_experts = plan->args.n_experts;
     u->n_local_experts = plan->info.n_local_experts;
@@ -116,7 +120,7 @@ static void describe(const ep_plan *plan, const struct cuda_lists *lists, struct
     u->rail_node_capacity = lists->rails.node_capacity;
     u->alignment = plan->args.expert_alignment;
     u->capacity = (int32_t)(plan->args.max_recv_tokens < INT32_MAX ? plan->args.max_recv_tokens : INT32_MAX);
-    u->desc = cuda_update_desc(plan, ep_group_plan_of(plan)->number);
+    u->desc = cuda_update_desc(plan, (int)cuda_plan_word(plan));
 }
 
 /* What operations read of the plan's memory that is not in the lists. */
@@ -151,6 +155,7 @@ static ep_status fill_from_host(struct cuda_comm *cuda, const ep_plan *plan, str
     lay_out(plan, memory, lists, &u);
     point_to(&u, &image);
     cuda_plan_fill(cuda, plan, &image);
+    lists->rows_self = lists->rows_node = lists->rows_forward = 0;
     cuda_lists_fill(plan, &u.list, lists);
     for (size_t i = 0; i < nranks * nlocal; i++)
         u.prefix[i] = inner->prefix[i / nlocal * nranks + first + i % nlocal];
@@ -171,6 +176,7 @@ static ep_status open_memory(struct cuda_comm *cuda, const ep_plan *plan, bool k
 {
     struct cuda_nodes_update *u = lists->update;
     const struct cuda_plan *device = cuda_plan_of(plan);
+    const uint32_t identity[] = {(uint32_t)ep_group_plan_of(plan)->number, plan->comm->generation};
     struct cuda_list_memory host;
 
     EP_TRY(size_lists(plan, lists));
@@ -185,7 +191,8 @@ static ep_status open_memory(struct cuda_comm *cuda, const ep_plan *plan, bool k
     lay_out_pinned(plan, lists->info->pinned.memory, lists, &host);
     describe(plan, lists, u);
     cuda_lists_point_to(plan, &host, &u->list, lists);
-    return keep_routing ? fill_from_host(cuda, plan, lists, &host) : EP_OK;
+    return keep_routing ? fill_from_host(cuda, plan, lists, &host)
+                        : cuda_transfer(cuda, &u->counts->number, identity, sizeof(identity));
 }
 
 /* Installs the lists, which the devices write, and frees everything that depends on former counts. */
@@ -243,12 +250,13 @@ ep_status cuda_nodes_plan_make_updatable(struct cuda_comm *cuda, ep_plan *plan)
 
 /* --- an update ---------------------------------------------------------------------------------------------------- */
 
-static ep_status prepare_words(const struct cuda_call *call, size_t words, const uint32_t *desc,
+static ep_status prepare_words(const struct cuda_call *call, const ep_plan *plan, size_t words, const uint32_t *desc,
                                struct cuda_net_op_args *ret_args, struct cuda_net_op **ret_op)
 {
     const struct cuda_net_op_params params = {.name = "plan",
                                               .phase = EP_GROUP_PLAN_COUNTS,
                                               .desc = desc,
+                                              .plan = cuda_plan_number(plan),
                                               .tokens = 1,
                                               .token_bytes = (words * sizeof(int32_t) + 15) / 16 * 16};
     struct cuda_chunks unused[2];
@@ -264,6 +272,7 @@ static ep_status prepare_lists(const struct cuda_call *call, const ep_plan *plan
     const struct cuda_net_op_params params = {.name = "plan",
                                               .phase = EP_GROUP_PLAN_ROUTES,
                                               .desc = u->desc.words,
+                                              .plan = cuda_plan_number(plan),
                                               .out = &lists->net,
                                               .in = &lists->rails,
                                               .tokens = CUDA_CHUNK_TOKENS,
@@ -289,9 +298,9 @@ static ep_status prepare_all(const struct cuda_call *call, const ep_plan *plan, 
     ep_status status;
     int n = 0;
 
-    status = prepare_words(call, slice_words(plan), u->desc.words, &u->slices, &op[n]);
+    status = prepare_words(call, plan, slice_words(plan), u->desc.words, &u->slices, &op[n]);
     if (status == EP_OK)
-        status = prepare_words(call, summary_words(plan), u->desc.words, &u->summaries, &op[++n]);
+        status = prepare_words(call, plan, summary_words(plan), u->desc.words, &u->summaries, &op[++n]);
     if (status == EP_OK)
         status = prepare_lists(call, plan, pack, &op[++n]);
     while (status != EP_OK && n > 0)
@@ -319,8 +328,51 @@ static ep_status enqueue(struct cuda_call *call, ep_plan *plan, const ep_plan_up
     return cuda_status(cuda_launch_lists(u, &pack, call->stream), "update kernels");
 }
 
+/* A peer may have come with more tokens than graphs have room for. */
+static ep_status check_room(const ep_plan *plan, const struct cuda_lists *lists)
+{
+    struct cuda_lists now;
+    ep_status status = size_lists(plan, &now);
+
+    if (status == EP_OK &&
+        (now.rails.capacity > lists->rails.capacity || now.rails.node_capacity > lists->rails.node_capacity))
+        status = ep_fail(EP_E_CAPACITY,
+                         "ep_plan_update: the rail peers of rank %d have plans with max_tokens of %d together, and its "
+                         "plan was made for %d: new members must use those of the ranks whose places they have",
+                         plan->comm->rank, now.rails.capacity, lists->rails.capacity);
+    if (status == EP_OK)
+        return EP_OK;
+    return ep_group_set_own_failure(ep_group_of(plan->comm), status, plan->comm->rank, EP_GROUP_PLAN_COUNTS);
+}
+
+/*
+ * A plan of former members becomes one of those of now, in the memory that graphs refer to: the hosts make it anew,
+ * as a new member makes its own.
+ */
+static ep_status renew(const struct cuda_call *call, ep_plan *plan, const ep_plan_update_args *args)
+{
+    struct cuda_lists *lists = cuda_plan_of(plan)->lists;
+    struct cuda_list_memory host;
+    ep_plan_args all = plan->args;
+
+    all.topk_idx = args->topk_idx;
+    all.token_in_rank = args->token_in_rank;
+    all.tokens_per_expert = args->tokens_per_expert;
+    all.n_tokens = args->n_tokens;
+    EP_TRY(cuda_plan_make_on_host(call, plan, &all, true));
+    if (!lists || !lists->update)
+        return make_lists(call->cuda, plan, true);
+    EP_TRY(check_room(plan, lists));
+    cuda_plan_of(plan)->has_slots = false;
+    describe(plan, lists, lists->update);
+    lay_out_pinned(plan, lists->info->pinned.memory, lists, &host);
+    return fill_from_host(call->cuda, plan, lists, &host);
+}
+
 static ep_status update(struct cuda_call *call, ep_plan *plan, const ep_plan_update_args *args)
 {
+    if (plan->generation != plan->comm->generation)
+        return renew(call, plan, args);
     EP_TRY(cuda_check_routing(call->cuda, "ep_plan_update", args));
     if (!cuda_plan_of(plan)->on_device)
         EP_TRY(make_first_lists(call, plan));
@@ -347,7 +399,7 @@ ep_status cuda_nodes_plan_prefix(const struct cuda_call *call, const ep_plan *pl
     u.all_prefix = prefix;
     /* Distinguishes this operation from an update. */
     u.desc.words[CUDA_DESC_OUTPUTS] = EP_GROUP_RANK_PREFIX;
-    EP_TRY(prepare_words(call, words, u.desc.words, &u.prefixes, &op));
+    EP_TRY(prepare_words(call, plan, words, u.desc.words, &u.prefixes, &op));
     return cuda_net_op_end_launch(call->cuda, op, cuda_status(cuda_launch_prefix(&u, call->stream), "metadata kernel"));
 }
 

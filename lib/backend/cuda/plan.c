@@ -54,7 +54,7 @@ struct cuda_count cuda_count_of(const ep_plan *plan, const struct cuda_plan *dev
                                .width = route->width,
                                .distinct = cuda_checks_distinct(plan->comm),
                                .drops = cuda_drops_absent(plan->comm),
-                               .absent = &cuda_of(plan->comm)->signals->absent};
+                               .absent = cuda_of(plan->comm)->signals->absent};
 }
 
 /* Makes the device part of a plan of exact counts. If it fails, cuda_plan_free_device() frees the rest. */
@@ -148,7 +148,7 @@ ep_status cuda_routing_to_device(const struct cuda_call *call, const ep_plan *pl
 
 static ep_status upload_plan(const struct cuda_call *call, ep_plan *plan);
 
-static ep_status open_on_host(const struct cuda_call *call, ep_plan *plan, const ep_plan_args *args)
+ep_status cuda_plan_make_on_host(const struct cuda_call *call, ep_plan *plan, const ep_plan_args *args, bool renews)
 {
     const void *from[] = {args->topk_idx, args->token_in_rank, args->tokens_per_expert};
     const size_t bytes[] = {routing_bytes(args), (size_t)args->n_tokens * (size_t)plan->comm->nranks,
@@ -168,11 +168,17 @@ static ep_status open_on_host(const struct cuda_call *call, ep_plan *plan, const
     mine.tokens_per_expert = copy[2];
     mine.stream = NULL; /* the copies are complete */
     if (status == EP_OK)
-        status = ep_group_plan_open(plan, &mine);
+        status = renews ? ep_group_plan_renew(plan, &mine) : ep_group_plan_open(plan, &mine);
     for (int i = 0; i < 3; i++)
         free(copy[i]);
-    if (status != EP_OK)
-        return status;
+    return status;
+}
+
+static ep_status open_on_host(const struct cuda_call *call, ep_plan *plan, const ep_plan_args *args)
+{
+    ep_status status;
+
+    EP_TRY(cuda_plan_make_on_host(call, plan, args, false));
     status = new_route(call->cuda, plan);
     /* Plans of fixed capacity are completed by their first operation. */
     if (status == EP_OK && ep_group_plan_of(plan)->complete)
@@ -261,6 +267,8 @@ static void fill_counts(const struct cuda_comm *cuda, const ep_plan *plan, const
         counts->rows_on[local] = inner->rows_on[rank];
     }
     counts->n_tokens = inner->n_tokens;
+    counts->number = (uint32_t)inner->number;
+    counts->generation = plan->comm->generation;
 }
 
 void cuda_plan_fill(const struct cuda_comm *cuda, const ep_plan *plan, const struct cuda_plan *image)

@@ -40,10 +40,17 @@ static inline struct cuda_plan *cuda_plan_of(const ep_plan *plan)
     return ep_group_plan_of(plan)->device;
 }
 
-/* CUDA_DESC_PLAN of its operations. */
+/* CUDA_DESC_PLAN of its operations: 0, kernels read it. Between nodes no graph that makes a plan outlives the members.
+ */
 static inline uint32_t cuda_plan_word(const ep_plan *plan)
 {
-    return plan->comm->nnodes > 1 ? (uint32_t)ep_group_plan_of(plan)->number : 0;
+    return plan->comm->nnodes > 1 && cuda_plan_of(plan)->captured ? (uint32_t)ep_group_plan_of(plan)->number : 0;
+}
+
+/* As in struct cuda_net_op_params. */
+static inline const int *cuda_plan_number(const ep_plan *plan)
+{
+    return cuda_plan_of(plan)->captured ? NULL : &ep_group_plan_of(plan)->number;
 }
 
 /* Of memory of the plan that only its operations use. */
@@ -190,6 +197,12 @@ void cuda_lists_fill(const ep_plan *plan, const struct cuda_list_memory *l, stru
 /* `host`: the copies that the host reads. */
 void cuda_lists_point_to(const ep_plan *plan, const struct cuda_list_memory *host,
                          const struct cuda_list_memory *device, struct cuda_lists *lists);
+
+/*
+ * plan.c. The host makes a plan between nodes, or makes it again for other members, from arrays that the host or the
+ * device can read.
+ */
+ep_status cuda_plan_make_on_host(const struct cuda_call *call, ep_plan *plan, const ep_plan_args *args, bool renews);
 
 /* nodes_update.c */
 ep_status cuda_nodes_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream);
