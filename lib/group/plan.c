@@ -470,14 +470,9 @@ ep_status ep_group_plan_update(ep_plan *plan, const ep_plan_update_args *args, e
     return status;
 }
 
-ep_status ep_group_plan_renew(ep_plan *plan, const ep_plan_args *args)
+ep_status ep_group_plan_renew(ep_plan *plan, const ep_plan_update_args *args)
 {
-    struct update_job job = {.plan = plan,
-                             .args = {.topk_idx = args->topk_idx,
-                                      .token_in_rank = args->token_in_rank,
-                                      .tokens_per_expert = args->tokens_per_expert,
-                                      .n_tokens = args->n_tokens}};
-
+    struct update_job job = {.plan = plan, .args = *args};
     struct ep_group *group = ep_group_of(plan->comm);
     ep_status status;
 

@@ -132,12 +132,10 @@ static void tell_left_out(struct ep_group *group, const ep_comm *next)
         struct ep_group_control *control = group->peers[rank].control;
         uint32_t none = 0, mine = 1 + (uint32_t)group->comm->rank;
 
-        if (!control || is_member(next, rank, group->comm->id_of[rank]))
-            continue;
-        if (rank / group->nlocal == group->comm->node)
+        if (control && !is_member(next, rank, group->comm->id_of[rank]) &&
+            !atomic_compare_exchange_strong(&control->left_out, &none, mine) &&
+            rank / group->nlocal == group->comm->node)
             atomic_store(&control->left_out, mine);
-        else
-            atomic_compare_exchange_strong(&control->left_out, &none, mine);
     }
 }
 

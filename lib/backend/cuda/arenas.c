@@ -46,49 +46,82 @@ static ep_status fail_limit(const struct cuda_arenas *arenas, const char *call, 
         call, more, arenas->held, arenas->limit);
 }
 
-/* Registers memory with the endpoint, if there is one. If that fails for host memory, the network copies. */
-static ep_status attach(const struct cuda_arenas *arenas, const struct ep_net_buffer *buffer)
+/* CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD */
+#define HANDLE_DMA_BUF 1
+
+/* cuMemGetHandleForAddressRange() of the driver, returns 0 or an error code. */
+typedef int get_handle_fn(void *ret_handle, unsigned long long address, size_t bytes, int type,
+                          unsigned long long flags);
+
+/* -1: the driver exports none. */
+static int export_dmabuf(void *memory, size_t bytes)
 {
+    get_handle_fn *get_handle;
+    int fd = -1;
+
+    if (cuda_find_driver("cuMemGetHandleForAddressRange", (void **)&get_handle) != EP_OK ||
+        get_handle(&fd, (uintptr_t)memory, bytes, HANDLE_DMA_BUF, 0) != 0)
+        return -1;
+    return fd;
+}
+
+/* Registers memory with the endpoint, if there is one. If that fails for host memory, the network copies. */
+static ep_status attach(const struct cuda_arenas *arenas, void *memory, size_t bytes, bool device)
+{
+    struct ep_net_buffer buffer = {.memory = memory, .bytes = bytes, .device = device, .dmabuf_fd = -1};
     char before[EP_ERROR_TEXT_BYTES];
     ep_status status = EP_OK;
 
     snprintf(before, sizeof(before), "%s", ep_last_error());
+    if (device)
+        buffer.dmabuf_fd = export_dmabuf(memory, bytes);
     if (arenas->net && arenas->net->ops->attach)
-        status = arenas->net->ops->attach(arenas->net, buffer);
-    if (status == EP_OK || buffer->device)
+        status = arenas->net->ops->attach(arenas->net, &buffer);
+    cuda_direct_close(&buffer);
+    if (status == EP_OK || device)
         return status;
     ep_log(EP_LOG_INFO, "%s; chunks are copied before they are sent", ep_last_error());
     ep_set_last_error(before);
     return EP_OK;
 }
 
+ep_status cuda_arenas_attach(const struct cuda_arenas *arenas)
+{
+    const struct kept_allocation *at = NULL;
+    struct cuda_pinned kept;
+
+    while (cuda_kept_next(arenas->memory, &at, &kept)) {
+        if (!kept.memory && !arenas->direct)
+            return ep_fail(EP_E_UNSUPPORTED,
+                           "graphs may send rows from GPU memory, which the network does not access any more");
+        EP_TRY(attach(arenas, kept.memory ? kept.memory : kept.device, kept.bytes, !kept.memory));
+    }
+    return EP_OK;
+}
+
 /* After a failure the memory, if there is any, stays unused until the communicator closes. */
 static ep_status alloc_direct(struct cuda_arenas *arenas, size_t bytes, struct cuda_pinned *ret_made)
 {
-    struct ep_net_buffer buffer;
     ep_status status;
+    void *memory;
 
-    EP_TRY(cuda_direct_alloc(arenas->memory, bytes, &buffer));
-    status = attach(arenas, &buffer);
-    cuda_direct_close(&buffer);
-    if (status != EP_OK) {
+    EP_TRY(cuda_keep_device(arenas->memory, bytes, &memory));
+    status = attach(arenas, memory, bytes, true);
+    if (status == EP_OK)
+        *ret_made = (struct cuda_pinned){.memory = memory, .device = memory, .bytes = bytes};
+    else
         arenas->held += bytes;
-        return status;
-    }
-    *ret_made = (struct cuda_pinned){.memory = buffer.memory, .device = buffer.memory, .bytes = bytes};
-    return EP_OK;
+    return status;
 }
 
 static ep_status alloc_arena(struct cuda_arenas *arenas, const char *call, size_t bytes, struct cuda_pinned *ret_made)
 {
-    struct ep_net_buffer buffer = EP_NET_BUFFER_INIT;
+    char before[EP_ERROR_TEXT_BYTES];
 
+    snprintf(before, sizeof(before), "%s", ep_last_error());
     if (arenas->direct) {
-        char before[EP_ERROR_TEXT_BYTES];
-        ep_status status;
+        ep_status status = alloc_direct(arenas, bytes, ret_made);
 
-        snprintf(before, sizeof(before), "%s", ep_last_error());
-        status = alloc_direct(arenas, bytes, ret_made);
         if (status == EP_OK)
             return EP_OK;
         /* GPU memory may be free again later. */
@@ -99,9 +132,7 @@ static ep_status alloc_arena(struct cuda_arenas *arenas, const char *call, size_
         ep_set_last_error(before);
     }
     EP_TRY(cuda_keep_pinned(arenas->memory, bytes, ret_made));
-    buffer.memory = ret_made->memory;
-    buffer.bytes = ret_made->bytes;
-    return attach(arenas, &buffer);
+    return attach(arenas, ret_made->memory, ret_made->bytes, false);
 }
 
 static ep_status grow(struct cuda_arenas *arenas, const char *call, size_t bytes, bool ahead)
@@ -139,13 +170,6 @@ ep_status cuda_arenas_reserve(struct cuda_arenas *arenas, const char *call, size
 
 /* --- GPU memory that NICs read and write -------------------------------------------------------------------------- */
 
-/* CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD */
-#define HANDLE_DMA_BUF 1
-
-/* cuMemGetHandleForAddressRange() of the driver, returns 0 or an error code. */
-typedef int get_handle_fn(void *ret_handle, unsigned long long address, size_t bytes, int type,
-                          unsigned long long flags);
-
 /*
  * The proxy reads the completion of a put in host memory, and the kernels then read the data in GPU memory. Without a
  * flush this is right only if the GPU's own reads see the writes of other devices in their order (CUDA Driver API,
@@ -166,18 +190,6 @@ ep_status cuda_direct_check(int device)
     return EP_OK;
 }
 
-/* -1: the driver exports none. */
-static int export_dmabuf(void *memory, size_t bytes)
-{
-    get_handle_fn *get_handle;
-    int fd = -1;
-
-    if (cuda_find_driver("cuMemGetHandleForAddressRange", (void **)&get_handle) != EP_OK ||
-        get_handle(&fd, (uintptr_t)memory, bytes, HANDLE_DMA_BUF, 0) != 0)
-        return -1;
-    return fd;
-}
-
 ep_status cuda_direct_alloc(struct cuda_kept *memory, size_t bytes, struct ep_net_buffer *ret_buffer)
 {
     struct ep_net_buffer buffer = EP_NET_BUFFER_INIT;
@@ -195,29 +207,6 @@ void cuda_direct_close(struct ep_net_buffer *buffer)
     if (buffer->dmabuf_fd >= 0)
         close(buffer->dmabuf_fd);
     buffer->dmabuf_fd = -1;
-}
-
-ep_status cuda_arenas_attach(const struct cuda_arenas *arenas)
-{
-    const struct kept_allocation *at = NULL;
-    struct cuda_pinned kept;
-    ep_status status = EP_OK;
-
-    while (status == EP_OK && cuda_kept_next(arenas->memory, &at, &kept)) {
-        struct ep_net_buffer buffer = EP_NET_BUFFER_INIT;
-
-        buffer.device = !kept.memory;
-        buffer.memory = buffer.device ? kept.device : kept.memory;
-        buffer.bytes = kept.bytes;
-        if (buffer.device && !arenas->direct)
-            return ep_fail(EP_E_UNSUPPORTED,
-                           "graphs may send rows from GPU memory, which the network does not access any more");
-        if (buffer.device)
-            buffer.dmabuf_fd = export_dmabuf(buffer.memory, buffer.bytes);
-        status = attach(arenas, &buffer);
-        cuda_direct_close(&buffer);
-    }
-    return status;
 }
 
 /*

@@ -409,13 +409,14 @@ ep_status cuda_ll_net_open(struct cuda_ll_net *net)
     return ep_thread_begin(&net->thread, &net->started, proxy_main, net, "ep_ll_new: pthread_create");
 }
 
-/* Data that has not been sent by `limit_ns` is not needed any more. */
-static void stop_by(struct cuda_ll_net *net, uint64_t limit_ns)
+void cuda_ll_net_stop(struct cuda_ll_net *net)
 {
-    if (!net->started)
+    if (!net || !net->started)
         return;
     pthread_mutex_lock(&net->lock);
-    net->limit_ns = limit_ns;
+    net->limit_ns = ep_deadline_ns(net->cuda->group.comm->config.timeout_ms);
+    if (atomic_load(&net->cuda->group.comm->failed) || atomic_load(&net->cuda->group.comm->changes))
+        net->limit_ns = 0;
     net->stop = true;
     pthread_cond_signal(&net->changed);
     pthread_mutex_unlock(&net->lock);
@@ -438,16 +439,14 @@ void cuda_ll_net_leave(struct cuda_ll_net *net)
 {
     if (!net)
         return;
-    stop_by(net, 0);
+    cuda_ll_net_stop(net);
     close_streams(net, true);
     clear(&net->landing);
     for (int rank = 0; rank < net->wire.nranks; rank++) {
         struct remote *remote = &net->remotes[rank];
 
         clear(&remote->out);
-        remote->sender = (struct ll_sender){.rank = rank, .segment = remote->out.base};
-        remote->drain_since_ns = 0;
-        remote->lost = false;
+        *remote = (struct remote){.out = remote->out, .sender = {.rank = rank, .segment = remote->out.base}};
     }
 }
 
@@ -455,14 +454,6 @@ void cuda_ll_nets_leave(struct cuda_comm *cuda)
 {
     for (struct cuda_ll_net *net = cuda->ll_nets; net; net = net->next)
         cuda_ll_net_leave(net);
-}
-
-void cuda_ll_net_stop(struct cuda_ll_net *net)
-{
-    if (net)
-        stop_by(net, atomic_load(&net->cuda->group.comm->failed)
-                         ? 0
-                         : ep_deadline_ns(net->cuda->group.comm->config.timeout_ms));
 }
 
 void cuda_ll_nets_stop(struct cuda_comm *cuda)

@@ -175,9 +175,9 @@ static struct cuda_net_op *new_op(const struct cuda_proxy *p, const struct cuda_
     *op = first;
     lay_out(p, op, op);
     memcpy(op->desc, params->desc, sizeof(op->desc));
-    if (params->plan)
-        op->desc[CUDA_DESC_PLAN] = (uint32_t)*params->plan;
-    op->plan = captured ? params->plan : NULL;
+    /* In a graph it changes with the members. */
+    if (!captured && !op->desc[CUDA_DESC_PLAN])
+        op->desc[CUDA_DESC_PLAN] = (uint32_t)params->plan;
     set_lists(p, op, params->out, &op->out);
     set_lists(p, op, params->in, &op->in);
     return op;

@@ -213,8 +213,7 @@ static void install_lists(struct cuda_comm *cuda, ep_plan *plan, struct cuda_lis
     point_to(lists->update, device);
 }
 
-/* Gives the plan lists that the devices write. `keep_routing`: filled with its present routing. */
-static ep_status make_lists(struct cuda_comm *cuda, ep_plan *plan, bool keep_routing)
+ep_status cuda_nodes_plan_make_lists(struct cuda_comm *cuda, ep_plan *plan, bool keep_routing)
 {
     struct cuda_lists *lists = calloc(1, sizeof(*lists));
     ep_status status;
@@ -240,12 +239,8 @@ static ep_status make_first_lists(const struct cuda_call *call, ep_plan *plan)
     if (call->capture)
         return status == EP_OK ? cuda_plan_ready(call, plan, &unused) : status;
     /* An update may repair a plan that all ranks have refused. */
-    return status == EP_OK || ep_group_plan_is_refused(plan) ? make_lists(call->cuda, plan, false) : status;
-}
-
-ep_status cuda_nodes_plan_make_updatable(struct cuda_comm *cuda, ep_plan *plan)
-{
-    return make_lists(cuda, plan, true);
+    return status == EP_OK || ep_group_plan_is_refused(plan) ? cuda_nodes_plan_make_lists(call->cuda, plan, false)
+                                                             : status;
 }
 
 /* --- an update ---------------------------------------------------------------------------------------------------- */
@@ -256,7 +251,7 @@ static ep_status prepare_words(const struct cuda_call *call, const ep_plan *plan
     const struct cuda_net_op_params params = {.name = "plan",
                                               .phase = EP_GROUP_PLAN_COUNTS,
                                               .desc = desc,
-                                              .plan = cuda_plan_number(plan),
+                                              .plan = ep_group_plan_of(plan)->number,
                                               .tokens = 1,
                                               .token_bytes = (words * sizeof(int32_t) + 15) / 16 * 16};
     struct cuda_chunks unused[2];
@@ -272,7 +267,7 @@ static ep_status prepare_lists(const struct cuda_call *call, const ep_plan *plan
     const struct cuda_net_op_params params = {.name = "plan",
                                               .phase = EP_GROUP_PLAN_ROUTES,
                                               .desc = u->desc.words,
-                                              .plan = cuda_plan_number(plan),
+                                              .plan = ep_group_plan_of(plan)->number,
                                               .out = &lists->net,
                                               .in = &lists->rails,
                                               .tokens = CUDA_CHUNK_TOKENS,
@@ -328,7 +323,7 @@ static ep_status enqueue(struct cuda_call *call, ep_plan *plan, const ep_plan_up
     return cuda_status(cuda_launch_lists(u, &pack, call->stream), "update kernels");
 }
 
-/* A peer may have come with more tokens than graphs have room for. */
+/* A new peer may have more tokens than graphs on the plan have room for. */
 static ep_status check_room(const ep_plan *plan, const struct cuda_lists *lists)
 {
     struct cuda_lists now;
@@ -336,32 +331,25 @@ static ep_status check_room(const ep_plan *plan, const struct cuda_lists *lists)
 
     if (status == EP_OK &&
         (now.rails.capacity > lists->rails.capacity || now.rails.node_capacity > lists->rails.node_capacity))
-        status = ep_fail(EP_E_CAPACITY,
-                         "ep_plan_update: the rail peers of rank %d have plans with max_tokens of %d together, and its "
-                         "plan was made for %d: new members must use those of the ranks whose places they have",
-                         plan->comm->rank, now.rails.capacity, lists->rails.capacity);
-    if (status == EP_OK)
-        return EP_OK;
-    return ep_group_set_own_failure(ep_group_of(plan->comm), status, plan->comm->rank, EP_GROUP_PLAN_COUNTS);
+        status = ep_fail(EP_E_CAPACITY, "ep_plan_update: max_tokens of a rail peer of rank %d is larger than before",
+                         plan->comm->rank);
+    return status == EP_OK
+               ? EP_OK
+               : ep_group_set_own_failure(ep_group_of(plan->comm), status, plan->comm->rank, EP_GROUP_PLAN_COUNTS);
 }
 
 /*
- * A plan of former members becomes one of those of now, in the memory that graphs refer to: the hosts make it anew,
- * as a new member makes its own.
+ * A plan of former members becomes one of those of now, in the memory that graphs refer to: the hosts make it, in place
+ * of the ep_plan_new() of new members.
  */
 static ep_status renew(const struct cuda_call *call, ep_plan *plan, const ep_plan_update_args *args)
 {
     struct cuda_lists *lists = cuda_plan_of(plan)->lists;
     struct cuda_list_memory host;
-    ep_plan_args all = plan->args;
 
-    all.topk_idx = args->topk_idx;
-    all.token_in_rank = args->token_in_rank;
-    all.tokens_per_expert = args->tokens_per_expert;
-    all.n_tokens = args->n_tokens;
-    EP_TRY(cuda_plan_make_on_host(call, plan, &all, true));
+    EP_TRY(cuda_plan_make_on_host(call, plan, args, true));
     if (!lists || !lists->update)
-        return make_lists(call->cuda, plan, true);
+        return cuda_nodes_plan_make_lists(call->cuda, plan, true);
     EP_TRY(check_room(plan, lists));
     cuda_plan_of(plan)->has_slots = false;
     describe(plan, lists, lists->update);
@@ -413,7 +401,7 @@ static ep_status new_captured(struct cuda_comm *cuda, ep_plan *plan)
     device = cuda_plan_of(plan);
     device->captured = true;
     device->route = cuda_route_shape(plan);
-    return make_lists(cuda, plan, false);
+    return cuda_nodes_plan_make_lists(cuda, plan, false);
 }
 
 ep_status cuda_nodes_plan_capture(struct cuda_call *call, ep_plan *plan, const ep_plan_args *args)

@@ -82,7 +82,8 @@ static ep_status check_head(const struct cuda_proxy *p, const struct cuda_net_op
     if (bytes >= sizeof(head))
         memcpy(&head, theirs, sizeof(head));
     for (uint32_t word = 0; bytes >= sizeof(head) && word < CUDA_DESC_COMPARED; word++)
-        if (head.desc[word] != op->desc[word])
+        if (head.desc[word] != op->desc[word] &&
+            (word != CUDA_DESC_PLAN || (head.desc[CUDA_DESC_PLAN] && op->desc[CUDA_DESC_PLAN])))
             return cuda_fail_disagree(p->cuda, (enum ep_group_phase)op->desc[CUDA_DESC_PHASE], word, rank,
                                       op->desc[word], head.desc[word]);
     if (bytes == sizeof(head) + expected && head.bytes == expected && head.number == op->number &&
@@ -258,8 +259,6 @@ static void run_op(struct cuda_proxy *p, struct cuda_net_op *op)
         p->broken = true;
     }
     op->number = p->ring.number;
-    if (op->plan)
-        op->desc[CUDA_DESC_PLAN] = (uint32_t)*op->plan;
     op->sent = false;
     memset(op->published, 0, (size_t)p->nnodes * (size_t)p->channels);
     while (!has_failed(p) && !(op->sent && !op->in.remaining)) {
@@ -414,7 +413,6 @@ static void close_network(struct cuda_proxy *p, bool abandons)
     p->streams = NULL;
     p->arenas.net = NULL;
     p->arenas.direct = false;
-    cuda_kept_free(&p->net_memory);
 }
 
 /* All ranks get the same result. The log has the reason of a rank whose test failed. */
@@ -493,19 +491,17 @@ ep_status cuda_proxy_open(struct cuda_comm *cuda, const ep_boot *boot)
     return ep_thread_begin(&p->thread, &p->started, proxy_main, p, "ep_comm_new: pthread_create");
 }
 
-static void stop_by(struct cuda_proxy *p, uint64_t limit_ns)
+void cuda_proxy_stop(struct cuda_comm *cuda)
 {
+    struct cuda_proxy *p = cuda->proxy;
+
     if (!p || !p->started)
         return;
-    atomic_store(&p->limit_ns, limit_ns);
+    atomic_store(&p->limit_ns,
+                 atomic_load(&cuda->group.comm->changes) ? 1 : ep_deadline_ns(cuda->group.comm->config.timeout_ms));
     cuda_op_ring_stop(&p->ring);
     pthread_join(p->thread, NULL);
     p->started = false;
-}
-
-void cuda_proxy_stop(struct cuda_comm *cuda)
-{
-    stop_by(cuda->proxy, ep_deadline_ns(cuda->group.comm->config.timeout_ms));
 }
 
 void cuda_proxy_leave(struct cuda_comm *cuda)
@@ -514,8 +510,9 @@ void cuda_proxy_leave(struct cuda_comm *cuda)
 
     if (!p)
         return;
-    stop_by(p, 1);
+    cuda_proxy_stop(cuda);
     close_network(p, true);
+    cuda_kept_free(&p->net_memory);
     cuda_op_ring_reset(&p->ring);
     atomic_store(&p->limit_ns, 0);
     p->broken = false;
@@ -529,6 +526,7 @@ void cuda_proxy_close(struct cuda_comm *cuda)
         return;
     cuda_proxy_stop(cuda);
     close_network(p, atomic_load(&cuda->group.comm->failed) || ep_now_ns() >= atomic_load(&p->limit_ns));
+    cuda_kept_free(&p->net_memory);
     cuda_kept_free(&p->arena_memory);
     cuda_kept_free(&p->memory);
     cuda_op_ring_close(&p->ring);
@@ -539,15 +537,11 @@ void cuda_proxy_close(struct cuda_comm *cuda)
 size_t cuda_proxy_bytes(const struct cuda_comm *cuda)
 {
     const struct cuda_proxy *p = cuda->proxy;
-    size_t bytes = sizeof(*p);
 
     if (!p)
         return 0;
-    const struct cuda_kept *memory[] = {&p->memory, &p->arena_memory, &p->net_memory};
-
-    for (size_t i = 0; i < sizeof(memory) / sizeof(memory[0]); i++)
-        bytes += memory[i]->pinned_bytes + memory[i]->device_bytes;
-    return bytes + (p->streams ? ep_streams_bytes(p->streams) : 0);
+    return sizeof(*p) + (p->streams ? ep_streams_bytes(p->streams) : 0) + p->memory.pinned_bytes +
+           p->memory.device_bytes + p->arenas.held + p->net_memory.device_bytes;
 }
 
 uint64_t cuda_proxy_count_chunks(const struct cuda_comm *cuda)

@@ -26,7 +26,7 @@ struct cuda_net_op_params {
     const char *name; /* of the call */
     enum ep_group_phase phase;
     const uint32_t *desc;                  /* [CUDA_DESC_COMPARED] must be the same on all ranks */
-    const int *plan;                       /* the number in `desc`, as long as the plan exists; NULL: it is there */
+    int plan;                              /* its number, if `desc` has none; one in a graph is not compared */
     const struct cuda_list_side *out, *in; /* NULL: one token for each other node */
     int32_t tokens;                        /* of a chunk, at most */
     size_t token_bytes, unit_bytes;        /* a token takes token_bytes, and unit_bytes for each of its units */
