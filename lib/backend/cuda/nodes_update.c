@@ -326,16 +326,20 @@ static ep_status enqueue(struct cuda_call *call, ep_plan *plan, const ep_plan_up
 /* A new peer may have more tokens than graphs on the plan have room for. */
 static ep_status check_room(const ep_plan *plan, const struct cuda_lists *lists)
 {
-    struct cuda_lists now;
-    ep_status status = size_lists(plan, &now);
+    struct ep_group *group = ep_group_of(plan->comm);
+    const int32_t *most = ep_group_plan_of(plan)->max_tokens; /* absent ranks: 0 */
+    int64_t rails = 0;
 
-    if (status == EP_OK &&
-        (now.rails.capacity > lists->rails.capacity || now.rails.node_capacity > lists->rails.node_capacity))
-        status = ep_fail(EP_E_CAPACITY, "ep_plan_update: max_tokens of a rail peer of rank %d is larger than before",
-                         plan->comm->rank);
-    return status == EP_OK
-               ? EP_OK
-               : ep_group_set_own_failure(ep_group_of(plan->comm), status, plan->comm->rank, EP_GROUP_PLAN_COUNTS);
+    for (int node = 0; node < plan->comm->nnodes; node++) {
+        int rank = ep_group_rail(group, node);
+
+        rails += node == plan->comm->node ? 0 : most[rank];
+        if (rails > lists->rails.capacity || (rank != plan->comm->rank && most[rank] > lists->rails.node_capacity))
+            return ep_group_set_own_failure(
+                group, ep_fail(EP_E_CAPACITY, "ep_plan_update: max_tokens of rank %d is larger than before", rank),
+                plan->comm->rank, EP_GROUP_PLAN_COUNTS);
+    }
+    return EP_OK;
 }
 
 /*
