@@ -479,8 +479,10 @@ ep_status cuda_proxy_open(struct cuda_comm *cuda, const ep_boot *boot)
     struct cuda_proxy *p;
 
     /* What follows is collective, so a rank that cannot take part must say so before. */
-    EP_TRY(ep_group_agree(boot, cuda->group.comm->config.timeout_ms, status));
+    status = ep_group_agree(boot, cuda->group.comm->config.timeout_ms, status);
     p = cuda->proxy;
+    if (status != EP_OK || !p)
+        return status;
     p->words->blocked = -1;
     for (int node = 0; node < p->nnodes; node++)
         p->one_each[node] =
