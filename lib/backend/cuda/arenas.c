@@ -66,7 +66,7 @@ static int export_dmabuf(void *memory, size_t bytes)
 }
 
 /* Registers memory with the endpoint, if there is one. If that fails for host memory, the network copies. */
-static ep_status attach(const struct cuda_arenas *arenas, void *memory, size_t bytes, bool device)
+static ep_status attach(struct ep_net *net, void *memory, size_t bytes, bool device)
 {
     struct ep_net_buffer buffer = {.memory = memory, .bytes = bytes, .device = device, .dmabuf_fd = -1};
     char before[EP_ERROR_TEXT_BYTES];
@@ -75,8 +75,8 @@ static ep_status attach(const struct cuda_arenas *arenas, void *memory, size_t b
     snprintf(before, sizeof(before), "%s", ep_last_error());
     if (device)
         buffer.dmabuf_fd = export_dmabuf(memory, bytes);
-    if (arenas->net && arenas->net->ops->attach)
-        status = arenas->net->ops->attach(arenas->net, &buffer);
+    if (net && net->ops->attach)
+        status = net->ops->attach(net, &buffer);
     cuda_direct_close(&buffer);
     if (status == EP_OK || device)
         return status;
@@ -94,24 +94,26 @@ ep_status cuda_arenas_attach(const struct cuda_arenas *arenas)
         if (!kept.memory && !arenas->direct)
             return ep_fail(EP_E_UNSUPPORTED,
                            "graphs may send rows from GPU memory, which the network does not access any more");
-        EP_TRY(attach(arenas, kept.memory ? kept.memory : kept.device, kept.bytes, !kept.memory));
+        EP_TRY(attach(arenas->net, kept.memory ? kept.memory : kept.device, kept.bytes, !kept.memory));
     }
     return EP_OK;
 }
 
-/* After a failure the memory, if there is any, stays unused until the communicator closes. */
+/* Memory that cannot be registered stays unused until the communicator closes, since freeing it would wait. */
 static ep_status alloc_direct(struct cuda_arenas *arenas, size_t bytes, struct cuda_pinned *ret_made)
 {
     ep_status status;
     void *memory;
 
     EP_TRY(cuda_keep_device(arenas->memory, bytes, &memory));
-    status = attach(arenas, memory, bytes, true);
-    if (status == EP_OK)
-        *ret_made = (struct cuda_pinned){.memory = memory, .device = memory, .bytes = bytes};
-    else
+    status = attach(arenas->net, memory, bytes, true);
+    if (status != EP_OK) {
+        cuda_kept_retire(arenas->memory);
         arenas->held += bytes;
-    return status;
+        return status;
+    }
+    *ret_made = (struct cuda_pinned){.memory = memory, .device = memory, .bytes = bytes};
+    return EP_OK;
 }
 
 static ep_status alloc_arena(struct cuda_arenas *arenas, const char *call, size_t bytes, struct cuda_pinned *ret_made)
@@ -132,7 +134,7 @@ static ep_status alloc_arena(struct cuda_arenas *arenas, const char *call, size_
         ep_set_last_error(before);
     }
     EP_TRY(cuda_keep_pinned(arenas->memory, bytes, ret_made));
-    return attach(arenas, ret_made->memory, ret_made->bytes, false);
+    return attach(arenas->net, ret_made->memory, ret_made->bytes, false);
 }
 
 static ep_status grow(struct cuda_arenas *arenas, const char *call, size_t bytes, bool ahead)
@@ -246,20 +248,17 @@ static uint32_t word_of(int rank, uint32_t i)
 
 static ep_status make_source(struct probe *p, struct cuda_kept *memory, bool direct)
 {
-    struct ep_net_buffer buffer;
-    ep_status status;
+    void *source;
 
     for (uint32_t i = 0; i < WORDS; i++)
         p->mine[i] = word_of(p->cuda->group.comm->rank, i);
     p->piece = (struct ep_piece){p->mine, sizeof(p->mine)};
     if (!direct)
         return EP_OK;
-    EP_TRY(cuda_direct_alloc(memory, CUDA_DIRECT_GRANULE, &buffer));
-    status = p->net->ops->attach(p->net, &buffer);
-    cuda_direct_close(&buffer);
-    EP_TRY(status);
-    EP_TRY(cuda_transfer(p->cuda, buffer.memory, p->mine, sizeof(p->mine)));
-    p->piece.data = buffer.memory;
+    EP_TRY(cuda_keep_device(memory, CUDA_DIRECT_GRANULE, &source));
+    EP_TRY(attach(p->net, source, CUDA_DIRECT_GRANULE, true));
+    EP_TRY(cuda_transfer(p->cuda, source, p->mine, sizeof(p->mine)));
+    p->piece.data = source;
     return EP_OK;
 }
 

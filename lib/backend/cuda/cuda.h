@@ -69,6 +69,8 @@ struct cuda_kept {
 ep_status cuda_keep_pinned(struct cuda_kept *memory, size_t bytes, struct cuda_pinned *ret_pinned);
 /* On the current device; not zeroed. */
 ep_status cuda_keep_device(struct cuda_kept *memory, size_t bytes, void **ret_memory);
+/* The last allocation stays unused: what follows passes over it. */
+void cuda_kept_retire(struct cuda_kept *memory);
 /* The next allocation after *at, which is NULL at first; false: there is none. Of device memory .memory is NULL. */
 bool cuda_kept_next(const struct cuda_kept *memory, const struct kept_allocation **at, struct cuda_pinned *ret_next);
 /* Zeroes all of it, which nothing may use meanwhile. */

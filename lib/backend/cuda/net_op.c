@@ -175,8 +175,8 @@ static struct cuda_net_op *new_op(const struct cuda_proxy *p, const struct cuda_
     *op = first;
     lay_out(p, op, op);
     memcpy(op->desc, params->desc, sizeof(op->desc));
-    /* In a graph it changes with the members. */
-    if (!captured && !op->desc[CUDA_DESC_PLAN])
+    /* In a graph it changes with the members, but not of a plan of exact counts, which those of now have not. */
+    if ((!captured || !params->out->capacity) && !op->desc[CUDA_DESC_PLAN])
         op->desc[CUDA_DESC_PLAN] = (uint32_t)params->plan;
     set_lists(p, op, params->out, &op->out);
     set_lists(p, op, params->in, &op->in);

@@ -171,12 +171,19 @@ static ep_status fill_from_host(struct cuda_comm *cuda, const ep_plan *plan, str
     return status;
 }
 
+/* Makes the plan one of the members of now for kernels. */
+static ep_status write_identity(struct cuda_comm *cuda, const ep_plan *plan, const struct cuda_nodes_update *u)
+{
+    const uint32_t identity[] = {(uint32_t)ep_group_plan_of(plan)->number, plan->comm->generation};
+
+    return cuda_transfer(cuda, &u->counts->number, identity, sizeof(identity));
+}
+
 /* `keep_routing`: filled with the plan's present routing. */
 static ep_status open_memory(struct cuda_comm *cuda, const ep_plan *plan, bool keep_routing, struct cuda_lists *lists)
 {
     struct cuda_nodes_update *u = lists->update;
     const struct cuda_plan *device = cuda_plan_of(plan);
-    const uint32_t identity[] = {(uint32_t)ep_group_plan_of(plan)->number, plan->comm->generation};
     struct cuda_list_memory host;
 
     EP_TRY(size_lists(plan, lists));
@@ -191,8 +198,7 @@ static ep_status open_memory(struct cuda_comm *cuda, const ep_plan *plan, bool k
     lay_out_pinned(plan, lists->info->pinned.memory, lists, &host);
     describe(plan, lists, u);
     cuda_lists_point_to(plan, &host, &u->list, lists);
-    return keep_routing ? fill_from_host(cuda, plan, lists, &host)
-                        : cuda_transfer(cuda, &u->counts->number, identity, sizeof(identity));
+    return keep_routing ? fill_from_host(cuda, plan, lists, &host) : write_identity(cuda, plan, u);
 }
 
 /* Installs the lists, which the devices write, and frees everything that depends on former counts. */
@@ -349,9 +355,13 @@ static ep_status check_room(const ep_plan *plan, const struct cuda_lists *lists)
 static ep_status renew(const struct cuda_call *call, ep_plan *plan, const ep_plan_update_args *args)
 {
     struct cuda_lists *lists = cuda_plan_of(plan)->lists;
+    ep_status status = cuda_plan_make_on_host(call, plan, args, true);
     struct cuda_list_memory host;
 
-    EP_TRY(cuda_plan_make_on_host(call, plan, args, true));
+    /* The next update repairs it, on devices: as that of new members, to which it is like any that was refused. */
+    if (status != EP_OK && status == ep_group_plan_of(plan)->status)
+        plan->generation = plan->comm->generation;
+    EP_TRY(status);
     if (!lists || !lists->update)
         return cuda_nodes_plan_make_lists(call->cuda, plan, true);
     EP_TRY(check_room(plan, lists));
@@ -368,6 +378,9 @@ static ep_status update(struct cuda_call *call, ep_plan *plan, const ep_plan_upd
     EP_TRY(cuda_check_routing(call->cuda, "ep_plan_update", args));
     if (!cuda_plan_of(plan)->on_device)
         EP_TRY(make_first_lists(call, plan));
+    else if (ep_group_plan_is_refused(plan))
+        EP_TRY(write_identity(call->cuda, plan, cuda_plan_of(plan)->lists->update));
+    ep_group_plan_of(plan)->status = EP_OK;
     return enqueue(call, plan, args);
 }
 

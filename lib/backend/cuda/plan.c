@@ -335,8 +335,8 @@ ep_status cuda_plan_ready(const struct cuda_call *call, ep_plan *plan, struct cu
 {
     struct cuda_plan *device = cuda_plan_of(plan);
 
-    if (!device->on_device)
-        EP_TRY(complete(call, plan));
+    /* One that is `on_device` is complete, but may have been refused when it was renewed. */
+    EP_TRY(device->on_device ? ep_group_plan_complete(&call->cuda->group, plan) : complete(call, plan));
     *ret_route = device->route;
     ret_route->n_tokens = ep_plan_tokens(plan, call->capture != 0);
     return EP_OK;

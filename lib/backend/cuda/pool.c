@@ -247,11 +247,16 @@ ep_status cuda_keep_device(struct cuda_kept *memory, size_t bytes, void **ret_me
     return EP_OK;
 }
 
+void cuda_kept_retire(struct cuda_kept *memory)
+{
+    memory->first->of.bytes = 0;
+}
+
 bool cuda_kept_next(const struct cuda_kept *memory, const struct kept_allocation **at, struct cuda_pinned *ret_next)
 {
     do
         *at = *at ? (*at)->next : memory->first;
-    while (*at && !(*at)->of.bytes); /* there was no memory for it */
+    while (*at && !(*at)->of.bytes); /* there was no memory for it, or it is retired */
     if (*at)
         *ret_next = (*at)->of;
     return *at;

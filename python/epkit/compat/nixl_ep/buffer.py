@@ -29,6 +29,9 @@ class Buffer(LowLatencyCalls):
     call them for the same ranks, a new one calls connect_ranks() for all others. They rendezvous in the store, for which they have ten
     times the deadline, and make a communicator. Handles, hooks and captured graphs of before are invalid then, and masks clear.
     A new rank that masks all others before its first call makes calls by itself, to warm up, until it unmasks one of them.
+    On several hosts $EPKIT_RANKS_PER_NODE must be set where ranks are missing: with 1 any may be, otherwise those of the same places on
+    all nodes that have some; else epkit.UnsupportedError, on all of them.
+
     A rank that is left out, and lives, has no access to the others. If a rank does not come, epkit.PeerError names it, and the
     call can be made again; where it has died meanwhile, and some count it as connected, all call disconnect_ranks() for it.
 
