@@ -379,9 +379,11 @@ static ep_status update(struct cuda_call *call, ep_plan *plan, const ep_plan_upd
     if (!cuda_plan_of(plan)->on_device)
         EP_TRY(make_first_lists(call, plan));
     else if (ep_group_plan_is_refused(plan))
-        EP_TRY(write_identity(call->cuda, plan, cuda_plan_of(plan)->lists->update));
+        EP_TRY(call->capture ? ep_group_plan_complete(&call->cuda->group, plan)
+                             : write_identity(call->cuda, plan, cuda_plan_of(plan)->lists->update));
+    EP_TRY(enqueue(call, plan, args));
     ep_group_plan_of(plan)->status = EP_OK;
-    return enqueue(call, plan, args);
+    return EP_OK;
 }
 
 ep_status cuda_nodes_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream)
