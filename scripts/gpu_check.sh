@@ -172,9 +172,14 @@ faults() {
         # GPUs, and are too slow for the deadlines then.
         [ "$ranks" -ne 4 ] || step 300 "$programs/fault_cuda" --ranks 4 --nodes 2 --network tcp --slow 3
         [ "$ranks" -ne 4 ] || step 600 "$programs/ll_fault_cuda" --ranks 4 --nodes 2 --network tcp --slow 3
+        [ "$ranks" -ne 4 ] || step 600 "$programs/regroup_cuda" --ranks 4 --nodes 2 --network tcp --slow 3
+        [ "$ranks" -ne 3 ] || step 600 "$programs/regroup_cuda" --ranks 3 --nodes 3 --network tcp
         [ "$ranks" -eq 2 ] || continue
         step 300 "$programs/fault_cuda" --ranks 2 --nodes 2
         step 300 "$programs/fault_cuda" --ranks 2 --nodes 2 --network tcp
+        step 400 "$programs/regroup_cuda" --ranks 2 --nodes 2
+        step 400 "$programs/regroup_cuda" --ranks 2 --nodes 2 --network tcp
+        step 200 "$programs/regroup_cuda" --ranks 2 --nodes 2 --network direct --only lowest
         step 400 "$programs/ll_fault_cuda" --ranks 2 --nodes 2
         step 400 "$programs/ll_fault_cuda" --ranks 2 --nodes 2 --network tcp
         step 200 "$programs/ll_edge_cuda" --ranks 2 --nodes 2

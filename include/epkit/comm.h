@@ -219,7 +219,7 @@ EP_API ep_status ep_comm_get_failed(const ep_comm *comm, int32_t *ret_failed);
  *
  * An absent rank has no tokens. A choice of one of its experts is EP_E_ROUTING, or with EP_COMM_DROP_ABSENT (low
  * latency: also with EP_LL_MASK_DEAD) counts as -1. Such a rank can change nothing of the members: its processes have
- * ended, nothing that it sends is read any more, or, if it lives on this host, the memory of ep_alloc() of the members
+ * ended, nothing that it sends is read any more, or, if it lives on this node, the memory of ep_alloc() of the members
  * has moved to new pages at the same addresses, during which no thread may use it. GPU memory cannot move: there the
  * members wait until a thread of that rank has unmapped it, after which its graphs reach nobody, or its process has
  * ended; after half of the deadline all members get EP_E_STATE (it is stopped: end it). So they do at once for threads
@@ -236,8 +236,7 @@ EP_API ep_status ep_comm_get_failed(const ep_comm *comm, int32_t *ret_failed);
  *
  * Between nodes, each node that has members must have them at the same places (EP_E_UNSUPPORTED names one that has
  * not), because rows travel between ranks of the same place; with ranks_per_node 1 any rank may be absent. On the CUDA
- * backend there no rank may be absent, and this call is EP_E_UNSUPPORTED: free the communicator, and create one of the
- * ranks that go on.
+ * backend a graph that makes a plan is not valid after a change there, and fails the communicator with EP_E_STATE.
  *
  * Queued work is waited for; launches of graphs must have ended. No other call may be in progress, except those of
  * "Threads" that do not wait. On the CUDA backend also an ep_stream_wait() that no operation follows must have ended,

@@ -158,7 +158,9 @@ typedef struct ep_plan_update_args {
  * as for ep_plan_new().
  *
  * After ep_comm_regroup() the first update, outside of captures, makes the plan that of the members of now: in its
- * place a new member calls ep_plan_new(). All that captured graphs refer to stays.
+ * place a new member calls ep_plan_new(). All that captured graphs refer to stays. CUDA backend between nodes: it waits
+ * until new members have captured an operation on the plan, or called one; they do so with all such plans before they
+ * wait for one of the operations.
  */
 EP_API ep_status ep_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream);
 

@@ -80,7 +80,7 @@ struct ep_group_remote {
 };
 
 /*
- * A rank of this host that was a member once, and may still write to memory of this rank: until it is known not to, or
+ * A rank of this node that was a member once, and may still write to memory of this rank: until it is known not to, or
  * the memory has moved. Its control block tells whether it has left.
  */
 struct ep_group_former {

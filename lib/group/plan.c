@@ -470,6 +470,20 @@ ep_status ep_group_plan_update(ep_plan *plan, const ep_plan_update_args *args, e
     return status;
 }
 
+ep_status ep_group_plan_renew(ep_plan *plan, const ep_plan_update_args *args)
+{
+    struct update_job job = {.plan = plan, .args = *args};
+    struct ep_group *group = ep_group_of(plan->comm);
+    ep_status status;
+
+    ep_group_plan_of(plan)->number = ++group->plans;
+    status = run_update(&job);
+    /* The others have this plan now, or wait for it. */
+    if (status != EP_OK && !ep_status_is_fatal(status))
+        status = ep_group_set_own_failure(group, status, plan->comm->rank, EP_GROUP_PLAN_COUNTS);
+    return status == EP_OK ? status_of(plan) : status;
+}
+
 void ep_group_plan_close(ep_plan *plan)
 {
     struct ep_group *group = ep_group_of(plan->comm);

@@ -75,6 +75,11 @@ void ep_group_plan_place_experts(ep_plan *plan);
 ep_status ep_group_plan_exchange_sizes(ep_plan *plan);
 void ep_group_plan_close(ep_plan *plan);
 ep_status ep_group_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream);
+/*
+ * The same for a plan of former members, in place of the ep_plan_new() of new ones, and at once: waits until these have
+ * completed theirs. A status that not all ranks get fails the group.
+ */
+ep_status ep_group_plan_renew(ep_plan *plan, const ep_plan_update_args *args);
 /* Completes the plans up to and including `plan` (NULL: all): exchanges counts and routes. */
 ep_status ep_group_plan_complete(struct ep_group *group, ep_plan *plan);
 /* Frees orphaned plans whose exchange is pending. */

@@ -24,12 +24,12 @@ static bool find_former(const struct ep_group *group, int rank, uint64_t id)
     return former;
 }
 
-/* Notes the ranks of this host that can write to memory of this one. */
+/* Notes the ranks that can write to memory of this one: those of its node. With others it shares endpoints alone. */
 static ep_status note_former(struct ep_group *group)
 {
     ep_status status = EP_OK;
 
-    for (int rank = 0; rank < group->comm->nranks; rank++) {
+    for (int rank = group->first; rank < group->first + group->nlocal; rank++) {
         struct ep_group_peer *peer = &group->peers[rank];
         struct ep_group_former *former;
 
@@ -82,7 +82,7 @@ static bool is_gone_by(const struct ep_group_former *former, uint64_t deadline_n
 
 /*
  * A rank that is absent from now on must not write any more. A process that has ended cannot, nor can a rank that has
- * freed its communicator, or one of another host, whose connections are closed. One of this host that still lives has
+ * freed its communicator, or one of another node, whose connections are closed. One of this node that still lives has
  * mapped memory of this rank: then all of it moves to new pages, at the same addresses. Where memory cannot move, the
  * members wait for it: a process that is killed needs a while to end, one that is told that it is left out to unmap the
  * memory, by which it has left. After that the call is refused.
@@ -122,12 +122,21 @@ static ep_status fence(struct ep_group *group, const ep_comm *next)
     return may_write ? ep_group_move_memory(group) : EP_OK;
 }
 
-/* Before this rank leaves the group of before: what the others notice first is the reason. */
+/*
+ * Before this rank leaves the group of before: what the others notice first is the reason. Where a rank of its own node
+ * tells it, that one counts, because it waits for it.
+ */
 static void tell_left_out(struct ep_group *group, const ep_comm *next)
 {
-    for (int rank = 0; rank < next->nranks; rank++)
-        if (group->peers[rank].control && !is_member(next, rank, group->comm->id_of[rank]))
-            atomic_store(&group->peers[rank].control->left_out, 1 + (uint32_t)group->comm->rank);
+    for (int rank = 0; rank < next->nranks; rank++) {
+        struct ep_group_control *control = group->peers[rank].control;
+        uint32_t none = 0, mine = 1 + (uint32_t)group->comm->rank;
+
+        if (control && !is_member(next, rank, group->comm->id_of[rank]) &&
+            !atomic_compare_exchange_strong(&control->left_out, &none, mine) &&
+            rank / group->nlocal == group->comm->node)
+            atomic_store(&control->left_out, mine);
+    }
 }
 
 ep_status ep_group_regroup_leave(ep_comm *comm, const ep_comm *next)

@@ -292,12 +292,14 @@ static ep_status connect_peers(struct direct_net *d, const struct ep_net_params 
             : EP_E_MEMORY;
 
     for (int rank = 0; status == EP_OK && rank < params->nranks; rank++)
-        if (!all[rank].ok)
+        if (ep_net_is_present(params, rank) && !all[rank].ok)
             status = ep_fail(EP_E_SYSTEM, "network direct: rank %d could not make its memory", rank);
-    for (int node = 0; status == EP_OK && node < d->nnodes; node++)
-        if (node != d->net.node &&
-            !open_peer(d, &all[ep_net_rail_rank(params->rank, params->ranks_per_node, node)], &d->peers[node]))
+    for (int node = 0; status == EP_OK && node < d->nnodes; node++) {
+        int rank = ep_net_rail_rank(params->rank, params->ranks_per_node, node);
+
+        if (node != d->net.node && ep_net_is_present(params, rank) && !open_peer(d, &all[rank], &d->peers[node]))
             status = ep_fail(EP_E_SYSTEM, "network direct: the memory of node %d cannot be mapped", node);
+    }
     free(all);
     return status;
 }

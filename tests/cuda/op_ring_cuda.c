@@ -8,6 +8,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 enum { MANY = 300, SECONDS = 60 };
@@ -98,6 +99,24 @@ static int grow(struct cuda_op_ring *ring)
     return 0;
 }
 
+/* Other members: graphs stay, calls that were not posted are gone, and numbers begin again. */
+static int reset(struct cuda_op_ring *ring)
+{
+    struct cuda_ring_op *called, *captured;
+
+    TRY(add(ring, false, &called));
+    TRY(add(ring, true, &captured));
+    post(ring, captured->id, ring->number + 1);
+    TRY(expect_next(ring, captured));
+    cuda_op_ring_stop(ring);
+    cuda_op_ring_reset(ring);
+    memset(ring->posts, 0, CUDA_OP_POSTS * sizeof(*ring->posts));
+    EXPECT(cuda_op_ring_state(ring) == CUDA_RING_IDLE, "a call is still there, or the ring is stopped");
+    TRY(expect_next(ring, NULL));
+    post(ring, captured->id, 1);
+    return expect_next(ring, captured);
+}
+
 static int check_invalid_posts(struct cuda_op_ring *ring)
 {
     uint64_t number = ring->number + 1, ids[] = {UINT64_MAX, ring->capacity, ring->capacity - 1};
@@ -153,6 +172,7 @@ static int run(struct cuda_op_ring *ring, struct cuda_kept *memory)
     CALL(cuda_op_ring_open(ring, memory));
     TRY(pop_in_order(ring));
     TRY(grow(ring));
+    TRY(reset(ring));
     TRY(check_invalid_posts(ring));
     return wake(ring);
 }

@@ -66,7 +66,7 @@ int step_load(struct plan_step *step, uint64_t seed)
                               .holes = seed % 2};
     uint64_t random = seed * 1000003 + (uint64_t)step->group->rank;
 
-    for (int layer = 0; layer < STEP_LAYERS; layer++) {
+    for (int layer = 0; layer < step->n_layers; layer++) {
         struct mirror *b = step->layer[layer].b;
 
         fill_bf16((uint16_t *)(void *)b[X].host, b[X].bytes / 2, &random);
@@ -127,7 +127,7 @@ static int run_layer(struct plan_step *step, int layer, bool device)
 static int capture(struct plan_step *step)
 {
     TRY(capture_begin(step->group));
-    for (int layer = 0; layer < STEP_LAYERS; layer++)
+    for (int layer = 0; layer < step->n_layers; layer++)
         TRY(run_layer(step, layer, true));
     return capture_end(step->group, &step->graph);
 }
@@ -137,15 +137,17 @@ int step_open(const struct group *group, struct plan_step *ret_step)
 {
     struct plan_step *step = ret_step;
 
-    *step = (struct plan_step){.group = group, .n_tokens = TOKENS + group->rank * MORE_TOKENS};
-    for (int layer = 0; layer < STEP_LAYERS; layer++)
+    *step = (struct plan_step){.group = group,
+                               .n_tokens = TOKENS + group->rank * MORE_TOKENS,
+                               .n_layers = group_division.nodes > 1 ? 1 : STEP_LAYERS};
+    for (int layer = 0; layer < step->n_layers; layer++)
         TRY(new_buffers(step, layer));
     TRY(step_load(step, 0));
-    for (int i = 0; i <= STEP_LAYERS; i++) {
-        ep_plan_args args = plan_of(step, i % STEP_LAYERS, i == STEP_LAYERS);
+    for (int i = 0; i <= step->n_layers; i++) {
+        ep_plan_args args = plan_of(step, i % step->n_layers, i == step->n_layers);
 
-        CALL(ep_plan_new(group_comm(group, i == STEP_LAYERS), &args,
-                         &step->layer[i % STEP_LAYERS].plan[i == STEP_LAYERS]));
+        CALL(ep_plan_new(group_comm(group, i == step->n_layers), &args,
+                         &step->layer[i % step->n_layers].plan[i == step->n_layers]));
     }
     TRY(capture(step));
     CALL(ep_comm_barrier(group->cuda));
@@ -155,8 +157,8 @@ int step_open(const struct group *group, struct plan_step *ret_step)
 int step_renew(struct plan_step *step)
 {
     TRY(step_load(step, 0));
-    for (int i = 0; i <= STEP_LAYERS; i++)
-        TRY(update(step, i % STEP_LAYERS, i == STEP_LAYERS));
+    for (int i = 0; i <= step->n_layers; i++)
+        TRY(update(step, i % step->n_layers, i == step->n_layers));
     CALL(ep_comm_barrier(step->group->cuda));
     return 0;
 }
@@ -176,10 +178,10 @@ int step_run(struct plan_step *step, uint64_t seed)
     TRY(step_load(step, seed));
     TRY(step_launch(step, &status));
     CALL(status);
-    for (int layer = 0; layer < STEP_LAYERS; layer++)
+    for (int layer = 0; layer < step->n_layers; layer++)
         TRY(run_layer(step, layer, false));
     CALL(ep_stream_sync(step->group->host, NULL));
-    for (int layer = 0; layer < STEP_LAYERS; layer++)
+    for (int layer = 0; layer < step->n_layers; layer++)
         for (int i = RECV_X; i < STEP_BUFFERS; i++)
             code |= mirror_compare(step->group, &step->layer[layer].b[i], layer ? "plan of a capture" : "updated plan");
     return code;
@@ -189,7 +191,7 @@ void step_close(struct plan_step *step)
 {
     if (step->graph)
         cudaGraphExecDestroy(step->graph);
-    for (int layer = 0; step->group && layer < STEP_LAYERS; layer++) {
+    for (int layer = 0; step->group && layer < step->n_layers; layer++) {
         for (int device = 0; device < 2; device++)
             ep_plan_free(step->layer[layer].plan[device]);
         for (int i = 0; i < STEP_BUFFERS; i++)

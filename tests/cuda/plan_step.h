@@ -3,7 +3,8 @@
  * plan_step.h - one captured graph with operations on plans of fixed capacity, launched with new routing and data; the
  * results are those of the host backend, bit for bit. Of its two layers, one gives a plan that was made before the
  * capture new routing (expanded layout, rows in staging, each rank adds up its own rows), the other makes its plan in
- * the capture (rank layout, rows go straight to the peers).
+ * the capture (rank layout, rows go straight to the peers). Between nodes there is the first one alone: graphs with the
+ * other do not go on with other members.
  */
 #ifndef EP_TESTS_CUDA_PLAN_STEP_H
 #define EP_TESTS_CUDA_PLAN_STEP_H
@@ -14,7 +15,7 @@ enum { STEP_LAYERS = 2, STEP_BUFFERS = 7 };
 
 struct plan_step {
     const struct group *group;
-    int n_tokens;
+    int n_tokens, n_layers;
     struct step_layer {
         ep_plan *plan[2]; /* of the host backend, of CUDA (NULL: made in the capture) */
         struct mirror b[STEP_BUFFERS];

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * regroup_cuda [--ranks N] [--slow N] [--only SCENARIO]: other members of a communicator, and the same captured graph.
+ * regroup_cuda [--ranks N] [--nodes N [--network NAME]] [--slow N] [--only SCENARIO]: other members of a communicator,
+ * and the same captured graph.
  *
  * A graph of a decode step (low-latency dispatch, a copy for the experts, combine, barrier) is captured once by each
  * process, and launched again and again with new inputs and checked outputs. Ranks are killed, before a launch, between
@@ -10,7 +11,8 @@
  * former members does, routing to absent ranks, and a rank that is left out and lives.
  *
  * Each rank is a supervisor, which uses no CUDA and starts the processes of its slot. Group 2 * n has all ranks, group
- * 2 * n + 1 lacks the n-th victim. Exit 77 if there is no GPU.
+ * 2 * n + 1 lacks the n-th victims: one, or where nodes have several ranks all of a node, or those of one place. Exit
+ * 77 if there is no GPU.
  */
 #include "case.h"
 #include "ll_model.h"
@@ -54,9 +56,9 @@ struct scenario {
 /* Shared by all processes. */
 struct page {
     struct regroup cuda, host;
-    _Atomic int ready;           /* the group for which the new process is ready */
-    _Atomic int died[MAX_RANKS]; /* 1 + the group in which a rank has ended on purpose */
-    _Atomic int step, stopped;   /* stopped: the process of a rank */
+    _Atomic int ready[MAX_RANKS]; /* the group for which the new process of a rank is ready */
+    _Atomic int died[MAX_RANKS];  /* 1 + the group in which a rank has ended on purpose */
+    _Atomic int step, stopped;    /* stopped: the process of a rank */
 };
 
 struct start {
@@ -74,19 +76,41 @@ struct state {
     struct plan_step step;
     void *rows; /* the experts' copy */
     int round;
+    unsigned members;      /* of the group of now */
     double down_ms, up_ms; /* the longest times until a failure was reported, and until a group was made */
 };
 
-static int victim_of(const struct state *s, int group)
+static int ranks_per_node(int nranks)
 {
-    return s->scenario->lowest ? 0 : 1 + group / 2 % (s->group.nranks - 1);
+    return group_division.nodes > 1 ? nranks / group_division.nodes : nranks;
+}
+
+/* Nodes with several ranks: all that are left have members at the same places. */
+static bool has_full_nodes(int nranks)
+{
+    return group_division.nodes > 1 && ranks_per_node(nranks) > 1;
+}
+
+static unsigned victims_of(const struct state *s, int group)
+{
+    int turn = group / 2, nranks = s->group.nranks, per_node = ranks_per_node(nranks);
+    unsigned victims = 0;
+
+    if (!has_full_nodes(nranks))
+        return s->scenario->lowest ? 1 : 1u << (1 + turn % (nranks - 1));
+    for (int rank = 0; rank < nranks; rank++) {
+        bool of_node = rank / per_node == (s->scenario->lowest ? 0 : group_division.nodes - 1);
+
+        victims |= (unsigned)(turn % 2 ? rank % per_node == per_node - 1 : of_node) << rank;
+    }
+    return victims;
 }
 
 static unsigned members_of(const struct state *s, int group)
 {
     unsigned all = (1u << s->group.nranks) - 1;
 
-    return group % 2 ? all & ~(1u << victim_of(s, group)) : all;
+    return group % 2 ? all & ~victims_of(s, group) : all;
 }
 
 /* --- groups ------------------------------------------------------------------------------------------------------- */
@@ -107,6 +131,7 @@ static ep_status make(const struct state *s, bool cuda, int number, unsigned mem
 {
     struct regroup *shared = cuda ? &s->page->cuda : &s->page->host;
     ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_boot all = {.nranks = s->group.nranks};
     struct regroup_boot boot;
     ep_status status;
 
@@ -117,6 +142,8 @@ static ep_status make(const struct state *s, bool cuda, int number, unsigned mem
     config.timeout_ms = group_slow * (cuda ? TIMEOUT_MS : 2 * TIMEOUT_MS + 20000);
     config.ranks_per_node = config.slots = s->group.nranks;
     config.slot = s->group.rank;
+    group_divide(&all, &config);
+    boot.boot.network = all.network;
     status = *comm ? ep_comm_regroup(*comm, &boot.boot) : ep_comm_new(&boot.boot, &config, comm);
     if (status == EP_OK && !(members & ((1u << s->group.rank) - 1)))
         reset(shared, number);
@@ -141,7 +168,8 @@ static int join(struct state *s, int number, unsigned members)
 
     TRY(warm_up(s));
     CALL(make(s, false, number, members, &s->group.host));
-    atomic_store(&s->page->ready, number);
+    atomic_store(&s->page->ready[s->group.rank], number);
+    s->members = members;
     status = make(s, true, number, members, &s->group.cuda);
     if (status == EP_E_UNSUPPORTED && number == 0) {
         test_report("%s", ep_last_error());
@@ -159,8 +187,10 @@ static int change(struct state *s, int number, unsigned members)
     double begin, took;
 
     CALL(make(s, false, number, members, &s->group.host));
-    if (number % 2 == 0)
-        TRY(await(&s->page->ready, number, STEP_MS, "a new process"));
+    for (int rank = 0; rank < s->group.nranks; rank++)
+        if ((members & ~s->members) >> rank & 1)
+            TRY(await(&s->page->ready[rank], number, STEP_MS, "a new process"));
+    s->members = members;
     begin = now_ms();
     CALL(make(s, true, number, members, &s->group.cuda));
     CALL(ep_ll_renew(s->model.ll));
@@ -272,22 +302,22 @@ static _Noreturn void die(struct state *s, int number)
     _exit(FAILED);
 }
 
-/* The victim does not return. */
+/* The victims do not return. */
 static int lose(struct state *s, int number)
 {
-    int victim = victim_of(s, number), way = number / 2 % 3, me = s->group.rank;
-    unsigned left = members_of(s, number + 1);
-    bool steps = s->scenario->steps;
+    int way = number / 2 % 3, victim = 0;
+    unsigned victims = victims_of(s, number), left = members_of(s, number + 1);
+    bool dies = victims >> s->group.rank & 1, steps = s->scenario->steps;
     ep_status status = EP_OK;
     double begin, took;
 
     TRY(model_load(&s->model, s->round++));
     TRY(group_barrier(&s->group));
-    if (me == victim && way == 1)
+    if (dies && way == 1)
         CUDA(cudaGraphLaunch(steps ? s->step.graph : s->graph, s->group.stream));
-    if (me == victim && way == 2)
+    if (dies && way == 2)
         sleep_ms(WAIT_MS);
-    if (me == victim)
+    if (dies)
         die(s, number);
     begin = now_ms();
     /* All that it had to send may have arrived: then the next launch misses it. */
@@ -296,6 +326,8 @@ static int lose(struct state *s, int number)
     took = now_ms() - begin;
     s->down_ms = took > s->down_ms ? took : s->down_ms;
     EXPECT(took < group_slow * (TIMEOUT_MS + SLACK_MS), "after %.0f ms", took);
+    while (!(victims >> victim & 1) || ((victims >> victim) - 1 && !names_rank(ep_last_error(), victim)))
+        victim++;
     if (!s->scenario->ll_flags)
         return expect_failed_rank("the graph", status, EP_E_PEER_DEAD, victim);
     CALL(status);
@@ -441,16 +473,17 @@ static int refuse(struct state *s)
  */
 static int be_left_out(struct state *s, unsigned all)
 {
-    ep_status status;
+    bool is_told = group_division.nodes < 2 || !group_division.network; /* on the host of the others */
+    ep_status status, expected = is_told ? EP_E_EXCLUDED : EP_E_PEER_LEFT;
 
     TRY(model_load(&s->model, s->round++));
     TRY(launch(s, &status));
-    TRY(expect_status("a graph of a rank that is left out", status, EP_E_EXCLUDED, "goes on with other members"));
+    TRY(expect_status("a graph of a rank that is left out", status, expected, is_told ? "goes on with other" : NULL));
     while (!atomic_load(&s->page->step)) {
         CUDA(cudaGraphLaunch(s->graph, s->group.stream));
         CUDA(cudaStreamSynchronize(s->group.stream));
     }
-    TRY(expect_status("ep_comm_barrier", ep_comm_barrier(s->group.cuda), EP_E_EXCLUDED, NULL));
+    TRY(expect_status("ep_comm_barrier", ep_comm_barrier(s->group.cuda), expected, NULL));
     model_close(&s->model);
     CUDA(cudaGraphExecDestroy(s->graph));
     CUDA(cudaFree(s->rows));
@@ -459,12 +492,14 @@ static int be_left_out(struct state *s, unsigned all)
     TRY(join(s, 2, all));
     TRY(capture(s));
     TRY(replay(s, 5, all));
+    if (group_division.nodes > 1)
+        return 0;
     atomic_store(&s->page->stopped, getpid());
     kill(getpid(), SIGSTOP);
     TRY(await(&s->page->step, s->group.nranks + 1, STEP_MS, "the others"));
     TRY(expect_status("ep_comm_async_error", ep_comm_async_error(s->group.cuda), EP_E_EXCLUDED, NULL));
     CALL(make(s, false, 6, all, &s->group.host));
-    atomic_store(&s->page->ready, 6);
+    atomic_store(&s->page->ready[s->group.rank], 6);
     CALL(make(s, true, 6, all, &s->group.cuda));
     CALL(ep_ll_renew(s->model.ll));
     s->round = 1000;
@@ -491,6 +526,9 @@ static int leave_out(struct state *s)
     TRY(change(s, 2, all));
     s->round = 500;
     TRY(replay(s, 5, all));
+    /* Ranks of other nodes have no memory mapped that they could hold. */
+    if (group_division.nodes > 1)
+        return 0;
     TRY(await(&s->page->stopped, 1, STEP_MS, "the rank that is stopped"));
     sleep_ms(10 * WAIT_MS);
     snprintf(says, sizeof(says), "rank %d lives, and has not let go", last);
@@ -580,6 +618,9 @@ int main(int argc, char **argv)
         int result;
 
         if (!options_select(&options, launch.name) || !start.page)
+            continue;
+        /* These leave out the last rank alone. */
+        if (start.scenario->run && has_full_nodes(options.ranks))
             continue;
         result = launch_ranks(&launch);
         printf("regroup_cuda: %d ranks, %s: %s\n", options.ranks, launch.name, result_name(result));

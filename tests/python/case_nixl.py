@@ -10,7 +10,7 @@ import nixl_ep
 import torch
 import torch.distributed as dist
 from case_members import store_of
-from ranks import CUDA, NODES, on_ranks, raises
+from ranks import on_ranks, raises
 
 MOST_RANKS, LOCAL, HIDDEN, TOPK, M = 6, 2, 512, 3, 16
 NOT_ON_CUDA = {f"test_{name}": "there a call has returned before its kernel finds that others have masked this rank" for name in (
@@ -31,15 +31,10 @@ def inputs(rank, seed):
     return x, idx, torch.randint(1, 3, idx.shape, generator=draw).float()
 
 
-def rows_of(live):
-    """Of an expert. Between nodes the CUDA backend has no absent ranks."""
-    return M * (max(live) + 1 if CUDA and NODES > 1 else MOST_RANKS)
-
-
 def step(buffer, live, seed, hook=False, fp8=False, zero_copy=False):
     """One dispatch and combine, against what the ranks that are live must give."""
     x, idx, weights = inputs(buffer.rank, seed)
-    stats, bound = torch.zeros(LOCAL, dtype=torch.int32), rows_of(live)
+    stats, bound = torch.zeros(LOCAL, dtype=torch.int32), M * MOST_RANKS
     recv, count, handle, _, finish = buffer.dispatch(x, idx, M, LOCAL * (max(live) + 1), cumulative_local_expert_recv_stats=stats,
                                                      use_fp8=fp8, return_recv_hook=hook)
     if hook:
@@ -142,7 +137,7 @@ def test_staged(rank, size):
         buffer.connect_ranks([3])
     else:
         buffer.connect_ranks(range(4))
-    if rank > 1 and not (CUDA and NODES > 1):  # vLLM's new workers warm up by themselves
+    if rank > 1:  # vLLM's new workers warm up by themselves
         for mask in (True, False):
             for other in set(range(4)) - {rank}:
                 buffer.update_mask_buffer(other, mask)
@@ -296,7 +291,7 @@ def test_masks(rank, size):
         buffer.update_mask_buffer(2, True)
         x, idx, weights = inputs(rank, 3)
         handle = buffer.dispatch(x, idx, M, 3 * LOCAL, use_fp8=False)[2]
-        buffer.combine(torch.zeros(LOCAL, rows_of(range(3)), HIDDEN, dtype=torch.bfloat16), idx, weights, handle)
+        buffer.combine(torch.zeros(LOCAL, M * MOST_RANKS, HIDDEN, dtype=torch.bfloat16), idx, weights, handle)
         together(store, 3, "two")
     dist.barrier()
     if rank < 2:  # and it comes again

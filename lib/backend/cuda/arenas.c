@@ -46,26 +46,78 @@ static ep_status fail_limit(const struct cuda_arenas *arenas, const char *call, 
         call, more, arenas->held, arenas->limit);
 }
 
-/* After a failure the memory, if there is any, stays unused until the communicator closes. */
+/* CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD */
+#define HANDLE_DMA_BUF 1
+
+/* cuMemGetHandleForAddressRange() of the driver, returns 0 or an error code. */
+typedef int get_handle_fn(void *ret_handle, unsigned long long address, size_t bytes, int type,
+                          unsigned long long flags);
+
+/* -1: the driver exports none. */
+static int export_dmabuf(void *memory, size_t bytes)
+{
+    get_handle_fn *get_handle;
+    int fd = -1;
+
+    if (cuda_find_driver("cuMemGetHandleForAddressRange", (void **)&get_handle) != EP_OK ||
+        get_handle(&fd, (uintptr_t)memory, bytes, HANDLE_DMA_BUF, 0) != 0)
+        return -1;
+    return fd;
+}
+
+/* Registers memory with the endpoint, if there is one. If that fails for host memory, the network copies. */
+static ep_status attach(struct ep_net *net, void *memory, size_t bytes, bool device)
+{
+    struct ep_net_buffer buffer = {.memory = memory, .bytes = bytes, .device = device, .dmabuf_fd = -1};
+    char before[EP_ERROR_TEXT_BYTES];
+    ep_status status = EP_OK;
+
+    snprintf(before, sizeof(before), "%s", ep_last_error());
+    if (device)
+        buffer.dmabuf_fd = export_dmabuf(memory, bytes);
+    if (net && net->ops->attach)
+        status = net->ops->attach(net, &buffer);
+    cuda_direct_close(&buffer);
+    if (status == EP_OK || device)
+        return status;
+    ep_log(EP_LOG_INFO, "%s; chunks are copied before they are sent", ep_last_error());
+    ep_set_last_error(before);
+    return EP_OK;
+}
+
+ep_status cuda_arenas_attach(const struct cuda_arenas *arenas)
+{
+    const struct kept_allocation *at = NULL;
+    struct cuda_pinned kept;
+
+    while (cuda_kept_next(arenas->memory, &at, &kept)) {
+        if (!kept.memory && !arenas->direct)
+            return ep_fail(EP_E_UNSUPPORTED,
+                           "graphs may send rows from GPU memory, which the network does not access any more");
+        EP_TRY(attach(arenas->net, kept.memory ? kept.memory : kept.device, kept.bytes, !kept.memory));
+    }
+    return EP_OK;
+}
+
+/* Memory that cannot be registered stays unused until the communicator closes, since freeing it would wait. */
 static ep_status alloc_direct(struct cuda_arenas *arenas, size_t bytes, struct cuda_pinned *ret_made)
 {
-    struct ep_net_buffer buffer;
     ep_status status;
+    void *memory;
 
-    EP_TRY(cuda_direct_alloc(arenas->memory, bytes, &buffer));
-    status = arenas->net->ops->attach(arenas->net, &buffer);
-    cuda_direct_close(&buffer);
+    EP_TRY(cuda_keep_device(arenas->memory, bytes, &memory));
+    status = attach(arenas->net, memory, bytes, true);
     if (status != EP_OK) {
+        cuda_kept_retire(arenas->memory);
         arenas->held += bytes;
         return status;
     }
-    *ret_made = (struct cuda_pinned){.memory = buffer.memory, .device = buffer.memory, .bytes = bytes};
+    *ret_made = (struct cuda_pinned){.memory = memory, .device = memory, .bytes = bytes};
     return EP_OK;
 }
 
 static ep_status alloc_arena(struct cuda_arenas *arenas, const char *call, size_t bytes, struct cuda_pinned *ret_made)
 {
-    struct ep_net_buffer buffer = EP_NET_BUFFER_INIT;
     char before[EP_ERROR_TEXT_BYTES];
 
     snprintf(before, sizeof(before), "%s", ep_last_error());
@@ -79,15 +131,10 @@ static ep_status alloc_arena(struct cuda_arenas *arenas, const char *call, size_
         ep_log(EP_LOG_WARNING, "%s; chunks are sent from host memory", ep_last_error());
         if (exceeds(arenas, bytes))
             return fail_limit(arenas, call, bytes);
+        ep_set_last_error(before);
     }
     EP_TRY(cuda_keep_pinned(arenas->memory, bytes, ret_made));
-    buffer.memory = ret_made->memory;
-    buffer.bytes = ret_made->bytes;
-    /* If this fails, the network copies. */
-    if (arenas->net && arenas->net->ops->attach && arenas->net->ops->attach(arenas->net, &buffer) != EP_OK)
-        ep_log(EP_LOG_INFO, "%s; chunks are copied before they are sent", ep_last_error());
-    ep_set_last_error(before);
-    return EP_OK;
+    return attach(arenas->net, ret_made->memory, ret_made->bytes, false);
 }
 
 static ep_status grow(struct cuda_arenas *arenas, const char *call, size_t bytes, bool ahead)
@@ -125,13 +172,6 @@ ep_status cuda_arenas_reserve(struct cuda_arenas *arenas, const char *call, size
 
 /* --- GPU memory that NICs read and write -------------------------------------------------------------------------- */
 
-/* CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD */
-#define HANDLE_DMA_BUF 1
-
-/* cuMemGetHandleForAddressRange() of the driver, returns 0 or an error code. */
-typedef int get_handle_fn(void *ret_handle, unsigned long long address, size_t bytes, int type,
-                          unsigned long long flags);
-
 /*
  * The proxy reads the completion of a put in host memory, and the kernels then read the data in GPU memory. Without a
  * flush this is right only if the GPU's own reads see the writes of other devices in their order (CUDA Driver API,
@@ -150,18 +190,6 @@ ep_status cuda_direct_check(int device)
     if (ordering < cudaGPUDirectRDMAWritesOrderingOwner || coherent)
         return ep_fail(EP_E_UNSUPPORTED, "GPU %d sees writes of NICs in no defined order (GPUDirect RDMA)", device);
     return EP_OK;
-}
-
-/* -1: the driver exports none. */
-static int export_dmabuf(void *memory, size_t bytes)
-{
-    get_handle_fn *get_handle;
-    int fd = -1;
-
-    if (cuda_find_driver("cuMemGetHandleForAddressRange", (void **)&get_handle) != EP_OK ||
-        get_handle(&fd, (uintptr_t)memory, bytes, HANDLE_DMA_BUF, 0) != 0)
-        return -1;
-    return fd;
 }
 
 ep_status cuda_direct_alloc(struct cuda_kept *memory, size_t bytes, struct ep_net_buffer *ret_buffer)
@@ -220,20 +248,17 @@ static uint32_t word_of(int rank, uint32_t i)
 
 static ep_status make_source(struct probe *p, struct cuda_kept *memory, bool direct)
 {
-    struct ep_net_buffer buffer;
-    ep_status status;
+    void *source;
 
     for (uint32_t i = 0; i < WORDS; i++)
         p->mine[i] = word_of(p->cuda->group.comm->rank, i);
     p->piece = (struct ep_piece){p->mine, sizeof(p->mine)};
     if (!direct)
         return EP_OK;
-    EP_TRY(cuda_direct_alloc(memory, CUDA_DIRECT_GRANULE, &buffer));
-    status = p->net->ops->attach(p->net, &buffer);
-    cuda_direct_close(&buffer);
-    EP_TRY(status);
-    EP_TRY(cuda_transfer(p->cuda, buffer.memory, p->mine, sizeof(p->mine)));
-    p->piece.data = buffer.memory;
+    EP_TRY(cuda_keep_device(memory, CUDA_DIRECT_GRANULE, &source));
+    EP_TRY(attach(p->net, source, CUDA_DIRECT_GRANULE, true));
+    EP_TRY(cuda_transfer(p->cuda, source, p->mine, sizeof(p->mine)));
+    p->piece.data = source;
     return EP_OK;
 }
 
@@ -264,7 +289,7 @@ static ep_status advance(struct probe *p, bool *ret_open)
         size_t bytes = 0;
         const void *message;
 
-        if (node == p->net->node)
+        if (node == p->net->node || !ep_group_has_node(&p->cuda->group, node))
             continue;
         if (!p->sent[node])
             p->sent[node] = ep_stream_send(p->streams, node, 0, head, sizeof(head), &p->piece, 1);

@@ -23,6 +23,11 @@ struct cuda_arenas {
 };
 
 /*
+ * Registers the arenas that were made for an earlier endpoint with `net`: graphs go on using them. Fails if it does not
+ * read those in GPU memory.
+ */
+ep_status cuda_arenas_attach(const struct cuda_arenas *arenas);
+/*
  * Grows each arena to `bytes` or more: with headroom for operations that grow gradually, so that all together never
  * exceed five times the largest need. EP_E_MEMORY beyond the limit; then nothing has changed. After another failure one
  * of the two may have grown.

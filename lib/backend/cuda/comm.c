@@ -188,8 +188,10 @@ static ep_status map_peers(struct cuda_comm *cuda)
     const struct ep_group_address ctrl = {.slot = CUDA_CTRL_SLOT, .generation = 1};
     struct cuda_signals *signals[CUDA_MAX_RANKS] = {NULL};
     ep_comm *comm = cuda->group.comm;
-    const uint32_t none = 0, members[] = {cuda_absent(comm), comm->generation};
+    uint32_t none = 0, members[CUDA_MAX_GROUP / 32 + 1] = {[CUDA_MAX_GROUP / 32] = comm->generation};
 
+    for (int rank = 0; rank < comm->nranks; rank++)
+        members[rank / 32] |= (uint32_t)!ep_comm_has(comm, rank) << rank % 32;
     for (int rank = cuda->group.first; rank < cuda_end_of_node(cuda); rank++) {
         struct cuda_peer *peer = &cuda->peers[rank];
         void *address;
@@ -207,7 +209,7 @@ static ep_status map_peers(struct cuda_comm *cuda)
         EP_TRY(map_peer_signals(cuda, rank, &signals[rank - cuda->group.first]));
     }
     EP_TRY(cuda_transfer(cuda, cuda->signals->peer, signals, sizeof(signals)));
-    EP_TRY(cuda_transfer(cuda, &cuda->signals->absent, members, sizeof(members)));
+    EP_TRY(cuda_transfer(cuda, cuda->signals->absent, members, sizeof(members)));
     return cuda_transfer(cuda, &cuda->signals->failure, &none, sizeof(none));
 }
 
@@ -266,6 +268,8 @@ static const char *find_gpu(struct ep_group *group)
     const ep_comm *comm = group->comm;
     int n = 0, device = comm->config.device;
 
+    if (cuda->signals)
+        return cuda->ctrl->bus_id; /* in a regroup */
     if (cudaGetDeviceCount(&n) == cudaSuccess && n > 0 && device < n &&
         cudaDeviceGetPCIBusId(cuda->likely_gpu, sizeof(cuda->likely_gpu), device < 0 ? group->local % n : device) ==
             cudaSuccess)
@@ -306,10 +310,6 @@ ep_status cuda_comm_open(ep_comm *comm, const ep_boot *boot)
      * The ranks have agreed on the number, so each refuses on its own. It does so before it opens a network, whose
      * failure would hide the cause.
      */
-    if (comm->n_members < comm->nranks && comm->nnodes > 1)
-        return ep_fail(EP_E_UNSUPPORTED,
-                       "ep_comm_new: between nodes the CUDA backend needs a member in each of the %d slots, not %d",
-                       comm->nranks, comm->n_members);
     if (comm->ranks_per_node > CUDA_MAX_RANKS)
         return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: the CUDA backend supports nodes of up to %d ranks, not %d",
                        CUDA_MAX_RANKS, comm->ranks_per_node);

@@ -256,7 +256,6 @@ __device__ void count_token(const cuda_layout &l, int token, sums &sum)
 {
     size_t start = (size_t)token * l.topk;
     int n_local = l.n_experts / l.nranks, on_node = n_local * l.ranks_per_node;
-    uint32_t missing = __ldg(&l.waits.mine->absent);
     uint8_t *in_rank = l.in_rank ? l.in_rank + (size_t)token * l.nranks : nullptr;
 
     for (int rank = 0; rank < l.nranks && in_rank; rank++)
@@ -265,7 +264,7 @@ __device__ void count_token(const cuda_layout &l, int token, sums &sum)
         bool bad = expert < -1 || expert >= l.n_experts, new_rank = true, new_node = true;
         int rank = bad || expert < 0 ? 0 : (int)expert / n_local, node = rank / l.ranks_per_node;
 
-        if (!bad && expert >= 0 && is_absent(missing, rank)) {
+        if (!bad && expert >= 0 && is_absent(l.waits, rank)) {
             bad = !l.drops;
             expert = -1;
         }

@@ -69,6 +69,12 @@ struct cuda_kept {
 ep_status cuda_keep_pinned(struct cuda_kept *memory, size_t bytes, struct cuda_pinned *ret_pinned);
 /* On the current device; not zeroed. */
 ep_status cuda_keep_device(struct cuda_kept *memory, size_t bytes, void **ret_memory);
+/* The last allocation stays unused: what follows passes over it. */
+void cuda_kept_retire(struct cuda_kept *memory);
+/* The next allocation after *at, which is NULL at first; false: there is none. Of device memory .memory is NULL. */
+bool cuda_kept_next(const struct cuda_kept *memory, const struct kept_allocation **at, struct cuda_pinned *ret_next);
+/* Zeroes all of it, which nothing may use meanwhile. */
+ep_status cuda_kept_clear(const struct cuda_kept *memory, cudaStream_t stream);
 /* The kernels and the threads that use it must have ended. */
 void cuda_kept_free(struct cuda_kept *memory);
 
@@ -254,12 +260,6 @@ struct cuda_comm {
 static inline bool cuda_checks_distinct(const ep_comm *comm)
 {
     return comm->config.flags & EP_COMM_CHECK_DISTINCT;
-}
-
-/* Absent ranks, a bit for each. There are none between nodes. */
-static inline uint32_t cuda_absent(const ep_comm *comm)
-{
-    return comm->nnodes > 1 ? 0 : (uint32_t)(~comm->members[0] & ((UINT64_C(1) << comm->nranks) - 1));
 }
 
 static inline bool cuda_drops_absent(const ep_comm *comm)

@@ -140,8 +140,8 @@ struct cuda_signals {
      * of kernels, which a captured graph keeps when the members change.
      */
     struct cuda_signals *peer[CUDA_MAX_RANKS];
-    uint32_t absent;     /* those ranks, a bit for each; as above */
-    uint32_t generation; /* of the members, as this rank counts; as above */
+    uint32_t absent[CUDA_MAX_GROUP / 32]; /* ranks of the group, rank r: bit r % 32 of word r / 32; as above */
+    uint32_t generation;                  /* of the members, as this rank counts; as above */
 };
 
 /* Why a kernel ended without a result. */
@@ -219,8 +219,8 @@ struct cuda_counts {
     int64_t first[CUDA_MAX_RANKS + 1]; /* [source] its first row on this rank; rank layout */
     int64_t n_tokens;                  /* of this rank */
     /*
-     * Within a node: number of the plan among those of the members, and their generation when it was made or renewed.
-     * Here, because captured operations on a plan go on with other members, where it may have another number.
+     * Number of the plan among those of the members, and their generation when it was made or renewed. Here, because
+     * captured operations on a plan go on with other members, where it may have another number.
      */
     uint32_t number, generation;
 };

@@ -57,6 +57,10 @@ ep_status cuda_ll_net_prepare(const ep_ll *ll, struct cuda_ll *device, const str
 void cuda_ll_net_get_segments(const struct cuda_ll_net *net, struct cuda_ll_segment **ret_segments);
 /* Collective. Starts the proxy. */
 ep_status cuda_ll_net_open(struct cuda_ll_net *net);
+/* Ends the proxy and its connections, after which it can be opened again. The segments stay, zeroed. */
+void cuda_ll_net_leave(struct cuda_ll_net *net);
+/* The same for those of all ep_ll. */
+void cuda_ll_nets_leave(struct cuda_comm *cuda);
 /*
  * A kernel of the ep_ll was added to a stream or to a graph: from now on the proxy polls at least once per millisecond.
  * Does nothing if net is NULL.

@@ -177,8 +177,9 @@ __device__ inline bool ll_sync(const cuda_ll &ll, ll_call &call, ll_word_array w
                                           : true);
     if (blockIdx.x == 0) {
         uint64_t begin = added ? global_ns() : 0, poll = ll_request_poll_for_block(ll, i);
-        bool arrived = i >= n || (LL_NODES && !ll.masking ? ll_wait_until(ll, word, value, i, phase)
-                                                          : wait_or_mask(ll, word, value, i, phase, poll));
+        bool arrived =
+            i >= n || (LL_NODES && !ll.masking ? is_masked(call, i) || ll_wait_until(ll, word, value, i, phase)
+                                               : wait_or_mask(ll, word, value, i, phase, poll));
 
         if (i < n && arrived && added && i != ll.waits.rank && !ll_has(mine->mask, i))
             added[i] += (int64_t)(global_ns() - begin);

@@ -70,9 +70,15 @@ struct progress {
     bool more; /* messages that have arrived are not in the landing segment yet */
 };
 
-static bool is_remote(const struct cuda_ll_net *net, int rank)
+/* Of another node, present or not: it has an outgoing segment, because it may come later. */
+static bool has_segment(const struct cuda_ll_net *net, int rank)
 {
     return rank < net->cuda->group.first || rank >= cuda_end_of_node(net->cuda);
+}
+
+static bool is_remote(const struct cuda_ll_net *net, int rank)
+{
+    return has_segment(net, rank) && ep_comm_has(net->cuda->group.comm, rank);
 }
 
 static struct cuda_ll_segment *segment_of(const struct pinned *pinned)
@@ -318,6 +324,12 @@ static ep_status pin(struct cuda_comm *cuda, struct pinned *pinned, size_t bytes
     return EP_OK;
 }
 
+static void clear(const struct pinned *pinned)
+{
+    for (int i = 0; i < pinned->n_ranges; i++)
+        memset(pinned->base + pinned->range[i].begin, 0, range_bytes(pinned, i));
+}
+
 static void unpin(struct cuda_comm *cuda, struct pinned *pinned)
 {
     for (int i = 0; i < pinned->n_ranges; i++) {
@@ -367,7 +379,7 @@ ep_status cuda_ll_net_prepare(const ep_ll *ll, struct cuda_ll *device, const str
     for (int rank = 0; rank < net->wire.nranks; rank++) {
         struct pinned *out = &net->remotes[rank].out;
 
-        if (!is_remote(net, rank))
+        if (!has_segment(net, rank))
             continue;
         list_ranges(device, net->wire.me, out);
         EP_TRY(pin(cuda, out, bytes));
@@ -403,13 +415,45 @@ void cuda_ll_net_stop(struct cuda_ll_net *net)
         return;
     pthread_mutex_lock(&net->lock);
     net->limit_ns = ep_deadline_ns(net->cuda->group.comm->config.timeout_ms);
-    if (atomic_load(&net->cuda->group.comm->failed))
+    if (atomic_load(&net->cuda->group.comm->failed) || atomic_load(&net->cuda->group.comm->changes))
         net->limit_ns = 0;
     net->stop = true;
     pthread_cond_signal(&net->changed);
     pthread_mutex_unlock(&net->lock);
     pthread_join(net->thread, NULL);
-    net->started = false;
+    net->started = net->stop = net->broken = false;
+}
+
+static void close_streams(struct cuda_ll_net *net, bool abandons)
+{
+    if (!net->wire.streams)
+        return;
+    if (abandons)
+        ep_streams_abandon(net->wire.streams);
+    atomic_fetch_sub(&net->cuda->ll_net_bytes, ep_streams_bytes(net->wire.streams));
+    ep_streams_free(net->wire.streams);
+    net->wire.streams = NULL;
+}
+
+void cuda_ll_net_leave(struct cuda_ll_net *net)
+{
+    if (!net)
+        return;
+    cuda_ll_net_stop(net);
+    close_streams(net, true);
+    clear(&net->landing);
+    for (int rank = 0; rank < net->wire.nranks; rank++) {
+        struct remote *remote = &net->remotes[rank];
+
+        clear(&remote->out);
+        *remote = (struct remote){.out = remote->out, .sender = {.rank = rank, .segment = remote->out.base}};
+    }
+}
+
+void cuda_ll_nets_leave(struct cuda_comm *cuda)
+{
+    for (struct cuda_ll_net *net = cuda->ll_nets; net; net = net->next)
+        cuda_ll_net_leave(net);
 }
 
 void cuda_ll_nets_stop(struct cuda_comm *cuda)
@@ -428,11 +472,7 @@ void cuda_ll_net_close(struct cuda_ll_net *net)
     for (at = &net->cuda->ll_nets; *at != net;)
         at = &(*at)->next;
     *at = net->next;
-    if (atomic_load(&net->cuda->group.comm->failed))
-        ep_streams_abandon(net->wire.streams);
-    if (net->wire.streams)
-        atomic_fetch_sub(&net->cuda->ll_net_bytes, ep_streams_bytes(net->wire.streams));
-    ep_streams_free(net->wire.streams);
+    close_streams(net, atomic_load(&net->cuda->group.comm->failed));
     unpin(net->cuda, &net->landing);
     for (int rank = 0; rank < net->wire.nranks; rank++)
         unpin(net->cuda, &net->remotes[rank].out);

@@ -153,7 +153,9 @@ static ep_status clear_and_map(struct cuda_ll_impl *impl, const struct ep_group_
     size_t bytes = (size_t)cuda->group.comm->nranks * sizeof(segments[0]);
 
     memset(impl->report, 0, sizeof(*impl->report));
-    impl->report->mask[0] = cuda_absent(cuda->group.comm);
+    for (int rank = 0; rank < cuda->group.comm->nranks; rank++)
+        if (!ep_comm_has(cuda->group.comm, rank))
+            ll_mask_add(impl->report->mask, rank);
     CUDA_TRY(cudaMemsetAsync(impl->segment->memory, 0, impl->bytes, cuda->internal_stream));
     CUDA_TRY(cudaStreamSynchronize(cuda->internal_stream));
     cuda_fill_waits(cuda, EP_GROUP_LL_SEND, EP_GROUP_LL_RECV, waits);
@@ -232,9 +234,8 @@ ep_status cuda_ll_open(ep_ll *ll)
         status = renews ? cuda_drain(cuda) : open_local(ll, impl);
     if (status == EP_OK)
         impl->blocks = cuda_ll_sms(cuda); /* members share devices otherwise now */
-    if (status == EP_OK && !cuda_find(cuda, impl->segment->memory, 1, &where))
-        status =
-            ep_fail(EP_E_STATE, "%s: the segment is not in symmetric memory (a bug of epkit)", ep_ll_open_call(ll));
+    if (status == EP_OK)
+        cuda_find(cuda, impl->segment->memory, 1, &where);
     status = ep_group_ll_exchange(ll, status, &where, all);
     /* Every rank has one, with a segment, if the exchange has succeeded; clang-tidy does not see that. */
     if (status == EP_OK && impl && impl->segment)
@@ -253,6 +254,7 @@ ep_status cuda_ll_open(ep_ll *ll)
         free_impl(impl);
     } else {
         (void)void_segment(cuda, impl->segment->memory, false);
+        cuda_ll_net_leave(impl->net);
     }
     cuda_scope_end(&scope);
     return status;

@@ -175,6 +175,9 @@ static struct cuda_net_op *new_op(const struct cuda_proxy *p, const struct cuda_
     *op = first;
     lay_out(p, op, op);
     memcpy(op->desc, params->desc, sizeof(op->desc));
+    /* In a graph it changes with the members, but not of a plan of exact counts, which those of now have not. */
+    if ((!captured || !params->out->capacity) && !op->desc[CUDA_DESC_PLAN])
+        op->desc[CUDA_DESC_PLAN] = (uint32_t)params->plan;
     set_lists(p, op, params->out, &op->out);
     set_lists(p, op, params->in, &op->in);
     return op;
@@ -186,7 +189,8 @@ ep_status cuda_net_op_prepare(const struct cuda_call *call, const struct cuda_ne
 {
     struct cuda_comm *cuda = call->cuda;
     struct cuda_proxy *p = cuda->proxy;
-    const struct cuda_list_side one_each = {.rail = p->one_each};
+    /* They change with the members. */
+    const struct cuda_list_side one_each = {.rail = p->one_each, .capacity = p->nnodes, .node_capacity = 1};
     struct cuda_net_op_params all = *params;
     struct cuda_net_op *op;
     ep_status status;

@@ -41,6 +41,8 @@ ep_status cuda_op_ring_open(struct cuda_op_ring *ring, struct cuda_kept *memory)
 /* Closes an initialised ring, after the last kernel and the end of the proxy. */
 void cuda_op_ring_close(struct cuda_op_ring *ring);
 
+/* Other members: operations in graphs stay, the numbers begin again. The proxy and the kernels have ended. */
+void cuda_op_ring_reset(struct cuda_op_ring *ring);
 /* Called before the kernels are launched. Sets op->id and wakes the proxy. On failure the caller still owns `op`. */
 ep_status cuda_op_ring_add(struct cuda_op_ring *ring, struct cuda_ring_op *op);
 /* Frees an operation that has been posted and run, or whose kernels were not launched. */
@@ -119,7 +121,8 @@ struct cuda_proxy {
     struct cuda_node_range one_each[EP_MAX_RANKS]; /* lists of one token for each other node */
     struct net_op_buffers buffers[2];              /* for even and odd operation numbers */
     struct cuda_arenas arenas;                     /* of the buffers */
-    struct cuda_kept memory;                       /* memory that kernels may use until the communicator closes */
+    struct cuda_kept memory;                       /* that kernels may use; zeroed when the members change */
+    struct cuda_kept arena_memory, net_memory;     /* of the arenas; of the endpoint */
     struct cuda_proxy_words *words, *words_device; /* followed by [nnodes + 1] words: cuda_net_op_args.moved */
     uint64_t *moved;
 

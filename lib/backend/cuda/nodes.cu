@@ -170,7 +170,8 @@ __global__ void __launch_bounds__(NODES_THREADS) pack_rows(const __grid_constant
     net_run run = run_of(p.waits, p.op);
 
     if (!__syncthreads_and(threadIdx.x || (may_begin(p.waits, p.waits.ready_phase) &&
-                                           (!p.counts || has_tokens(p.waits, p.counts, p.n_tokens)))) ||
+                                           (!p.counts || (is_current(p.waits, p.counts) &&
+                                                          has_tokens(p.waits, p.counts, p.n_tokens))))) ||
         !await_arena(p.waits, p.op, run, p.out))
         return;
     for (uint32_t number = blockIdx.x; number < count_chunks(p.out); number += gridDim.x) {
@@ -188,7 +189,7 @@ __global__ void __launch_bounds__(NODES_THREADS) dispatch_nodes(const __grid_con
 {
     await_stream();
     __shared__ targets targets;
-    uint64_t number = operation_publish(d.own.waits, d.own.desc, nullptr);
+    uint64_t number = operation_publish(d.own.waits, d.own.desc, d.own.route.counts);
     bool ok = operation_begin(d.own.waits, d.own.desc, d.own.route.counts, &d.own.route, number, targets, blockIdx.x);
     uint32_t own = ((uint32_t)d.own.route.n_tokens + CUDA_NODES_WARPS - 1) / CUDA_NODES_WARPS;
     uint32_t all =
@@ -225,12 +226,12 @@ __global__ void __launch_bounds__(NODES_THREADS) barrier_nodes(const __grid_cons
     if (threadIdx.x == 0)
         post_operation(b.op, run);
     for (int node = (int)threadIdx.x; node < b.chunks.nnodes; node += (int)blockDim.x)
-        if (node != b.chunks.node)
+        if (is_other_node(b.waits, b.chunks, node))
             store_release(&run.buffers->ready[CUDA_CHUNK_SLOT(node, 1, node, 0)], run.number);
     for (int node = (int)threadIdx.x; node < b.chunks.nnodes && ok; node += (int)blockDim.x) {
         int slot = CUDA_CHUNK_SLOT(node, 1, node, 0);
 
-        if (node == b.chunks.node)
+        if (!is_other_node(b.waits, b.chunks, node))
             continue;
         ok = await_chunk(b.waits, b.op, run, b.chunks, node, slot);
         if (ok)

@@ -147,6 +147,12 @@ __device__ __forceinline__ int rail_peer_of(const cuda_waits &waits, int node)
     return node * waits.nranks + waits.rank - waits.first;
 }
 
+/* Is it another node, of which a rank is present? Those of all nodes have the same places. */
+__device__ __forceinline__ bool is_other_node(const cuda_waits &waits, const cuda_chunks &c, int node)
+{
+    return node != c.node && !is_absent(waits, waits.first + rail_peer_of(waits, node));
+}
+
 /*
  * Has word `which` of cuda_net_op_args.moved changed since the last call? One thread reads the words in host memory,
  * some at each poll, for all that wait.

@@ -203,7 +203,7 @@ struct cuda_nodes_update {
     const uint8_t *mask;                       /* [N,R] */
     const int32_t *mask_experts;               /* [E]; NULL: the routing is not a mask */
     int32_t idx64, expanded, bf16_sums;        /* idx64: type of topk_idx */
-    int32_t distinct;                          /* no token may name an expert twice */
+    int32_t distinct, drops;                   /* no token may name an expert twice; absent ranks count as -1 */
     int32_t n_tokens, topk, n_experts, n_local_experts;
     int32_t width, remote_width, alignment, capacity;
     int32_t rail_capacity, rail_node_capacity; /* tokens of all rail peers, and of one */

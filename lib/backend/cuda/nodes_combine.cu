@@ -335,7 +335,7 @@ __global__ void __launch_bounds__(NODES_THREADS) combine_nodes(const __grid_cons
     await_stream();
     __shared__ targets from;
     __shared__ terms terms[CUDA_NODES_WARPS];
-    uint64_t number = operation_publish(c.own.waits, c.own.desc, nullptr);
+    uint64_t number = operation_publish(c.own.waits, c.own.desc, c.own.route.counts);
     bool ok = operation_begin(c.own.waits, c.own.desc, c.own.route.counts, &c.own.route, number, from, blockIdx.x);
     uint32_t tokens = (uint32_t)c.own.route.n_tokens, chunks = count_chunks(c.out), tile;
     uint32_t all = chunks + (tokens + CUDA_NODES_WARPS - 1) / CUDA_NODES_WARPS;

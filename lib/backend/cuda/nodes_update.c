@@ -6,6 +6,7 @@
  * for each node, into pinned memory.
  */
 #include "backend/cuda/plan.h"
+#include "group/failure.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -31,17 +32,19 @@ static size_t summary_words(const ep_plan *plan)
 static ep_status size_lists(const ep_plan *plan, struct cuda_lists *lists)
 {
     const struct ep_group *group = ep_group_of(plan->comm);
-    const int32_t *most = ep_group_plan_of(plan)->max_tokens;
     int64_t net = (int64_t)ep_plan_most_tokens(plan) * cuda_remote_width(plan), rails = 0;
     int32_t rail_node_capacity = 1;
 
     for (int node = 0; node < plan->comm->nnodes; node++) {
         int rank = ep_group_rail(group, node);
+        /* A rank that is absent may come, with as many: programs use one number for all. */
+        int32_t most =
+            ep_comm_has(plan->comm, rank) ? ep_group_plan_of(plan)->max_tokens[rank] : ep_plan_most_tokens(plan);
 
         if (node == plan->comm->node)
             continue;
-        rails += most[rank];
-        rail_node_capacity = most[rank] > rail_node_capacity ? most[rank] : rail_node_capacity;
+        rails += most;
+        rail_node_capacity = most > rail_node_capacity ? most : rail_node_capacity;
     }
     if (net >= INT32_MAX / 2 || rails * cuda_plan_of(plan)->route.width >= INT32_MAX / 2)
         return ep_fail(
@@ -107,6 +110,7 @@ static void describe(const ep_plan *plan, const struct cuda_lists *lists, struct
     u->expanded = route->expanded;
     u->bf16_sums = comm->config.partial_type == EP_BF16;
     u->distinct = cuda_checks_distinct(comm);
+    u->drops = cuda_drops_absent(comm);
     u->topk = plan->args.topk;
     u->n_experts = plan->args.n_experts;
     u->n_local_experts = plan->info.n_local_experts;
@@ -116,7 +120,7 @@ static void describe(const ep_plan *plan, const struct cuda_lists *lists, struct
     u->rail_node_capacity = lists->rails.node_capacity;
     u->alignment = plan->args.expert_alignment;
     u->capacity = (int32_t)(plan->args.max_recv_tokens < INT32_MAX ? plan->args.max_recv_tokens : INT32_MAX);
-    u->desc = cuda_update_desc(plan, ep_group_plan_of(plan)->number);
+    u->desc = cuda_update_desc(plan, (int)cuda_plan_word(plan));
 }
 
 /* What operations read of the plan's memory that is not in the lists. */
@@ -151,6 +155,7 @@ static ep_status fill_from_host(struct cuda_comm *cuda, const ep_plan *plan, str
     lay_out(plan, memory, lists, &u);
     point_to(&u, &image);
     cuda_plan_fill(cuda, plan, &image);
+    lists->rows_self = lists->rows_node = lists->rows_forward = 0;
     cuda_lists_fill(plan, &u.list, lists);
     for (size_t i = 0; i < nranks * nlocal; i++)
         u.prefix[i] = inner->prefix[i / nlocal * nranks + first + i % nlocal];
@@ -164,6 +169,14 @@ static ep_status fill_from_host(struct cuda_comm *cuda, const ep_plan *plan, str
     status = cuda_transfer(cuda, lists->block.memory, memory, bytes);
     free(memory);
     return status;
+}
+
+/* Makes the plan one of the members of now for kernels. */
+static ep_status write_identity(struct cuda_comm *cuda, const ep_plan *plan, const struct cuda_nodes_update *u)
+{
+    const uint32_t identity[] = {(uint32_t)ep_group_plan_of(plan)->number, plan->comm->generation};
+
+    return cuda_transfer(cuda, &u->counts->number, identity, sizeof(identity));
 }
 
 /* `keep_routing`: filled with the plan's present routing. */
@@ -185,7 +198,7 @@ static ep_status open_memory(struct cuda_comm *cuda, const ep_plan *plan, bool k
     lay_out_pinned(plan, lists->info->pinned.memory, lists, &host);
     describe(plan, lists, u);
     cuda_lists_point_to(plan, &host, &u->list, lists);
-    return keep_routing ? fill_from_host(cuda, plan, lists, &host) : EP_OK;
+    return keep_routing ? fill_from_host(cuda, plan, lists, &host) : write_identity(cuda, plan, u);
 }
 
 /* Installs the lists, which the devices write, and frees everything that depends on former counts. */
@@ -206,8 +219,7 @@ static void install_lists(struct cuda_comm *cuda, ep_plan *plan, struct cuda_lis
     point_to(lists->update, device);
 }
 
-/* Gives the plan lists that the devices write. `keep_routing`: filled with its present routing. */
-static ep_status make_lists(struct cuda_comm *cuda, ep_plan *plan, bool keep_routing)
+ep_status cuda_nodes_plan_make_lists(struct cuda_comm *cuda, ep_plan *plan, bool keep_routing)
 {
     struct cuda_lists *lists = calloc(1, sizeof(*lists));
     ep_status status;
@@ -233,22 +245,19 @@ static ep_status make_first_lists(const struct cuda_call *call, ep_plan *plan)
     if (call->capture)
         return status == EP_OK ? cuda_plan_ready(call, plan, &unused) : status;
     /* An update may repair a plan that all ranks have refused. */
-    return status == EP_OK || ep_group_plan_is_refused(plan) ? make_lists(call->cuda, plan, false) : status;
-}
-
-ep_status cuda_nodes_plan_make_updatable(struct cuda_comm *cuda, ep_plan *plan)
-{
-    return make_lists(cuda, plan, true);
+    return status == EP_OK || ep_group_plan_is_refused(plan) ? cuda_nodes_plan_make_lists(call->cuda, plan, false)
+                                                             : status;
 }
 
 /* --- an update ---------------------------------------------------------------------------------------------------- */
 
-static ep_status prepare_words(const struct cuda_call *call, size_t words, const uint32_t *desc,
+static ep_status prepare_words(const struct cuda_call *call, const ep_plan *plan, size_t words, const uint32_t *desc,
                                struct cuda_net_op_args *ret_args, struct cuda_net_op **ret_op)
 {
     const struct cuda_net_op_params params = {.name = "plan",
                                               .phase = EP_GROUP_PLAN_COUNTS,
                                               .desc = desc,
+                                              .plan = ep_group_plan_of(plan)->number,
                                               .tokens = 1,
                                               .token_bytes = (words * sizeof(int32_t) + 15) / 16 * 16};
     struct cuda_chunks unused[2];
@@ -264,6 +273,7 @@ static ep_status prepare_lists(const struct cuda_call *call, const ep_plan *plan
     const struct cuda_net_op_params params = {.name = "plan",
                                               .phase = EP_GROUP_PLAN_ROUTES,
                                               .desc = u->desc.words,
+                                              .plan = ep_group_plan_of(plan)->number,
                                               .out = &lists->net,
                                               .in = &lists->rails,
                                               .tokens = CUDA_CHUNK_TOKENS,
@@ -289,9 +299,9 @@ static ep_status prepare_all(const struct cuda_call *call, const ep_plan *plan, 
     ep_status status;
     int n = 0;
 
-    status = prepare_words(call, slice_words(plan), u->desc.words, &u->slices, &op[n]);
+    status = prepare_words(call, plan, slice_words(plan), u->desc.words, &u->slices, &op[n]);
     if (status == EP_OK)
-        status = prepare_words(call, summary_words(plan), u->desc.words, &u->summaries, &op[++n]);
+        status = prepare_words(call, plan, summary_words(plan), u->desc.words, &u->summaries, &op[++n]);
     if (status == EP_OK)
         status = prepare_lists(call, plan, pack, &op[++n]);
     while (status != EP_OK && n > 0)
@@ -319,12 +329,61 @@ static ep_status enqueue(struct cuda_call *call, ep_plan *plan, const ep_plan_up
     return cuda_status(cuda_launch_lists(u, &pack, call->stream), "update kernels");
 }
 
+/* A new peer may have more tokens than graphs on the plan have room for. */
+static ep_status check_room(const ep_plan *plan, const struct cuda_lists *lists)
+{
+    struct ep_group *group = ep_group_of(plan->comm);
+    const int32_t *most = ep_group_plan_of(plan)->max_tokens; /* absent ranks: 0 */
+    int64_t rails = 0;
+
+    for (int node = 0; node < plan->comm->nnodes; node++) {
+        int rank = ep_group_rail(group, node);
+
+        rails += node == plan->comm->node ? 0 : most[rank];
+        if (rails > lists->rails.capacity || (rank != plan->comm->rank && most[rank] > lists->rails.node_capacity))
+            return ep_group_set_own_failure(
+                group, ep_fail(EP_E_CAPACITY, "ep_plan_update: max_tokens of rank %d is larger than before", rank),
+                plan->comm->rank, EP_GROUP_PLAN_COUNTS);
+    }
+    return EP_OK;
+}
+
+/*
+ * A plan of former members becomes one of those of now, in the memory that graphs refer to: the hosts make it, in place
+ * of the ep_plan_new() of new members.
+ */
+static ep_status renew(const struct cuda_call *call, ep_plan *plan, const ep_plan_update_args *args)
+{
+    struct cuda_lists *lists = cuda_plan_of(plan)->lists;
+    ep_status status = cuda_plan_make_on_host(call, plan, args, true);
+    struct cuda_list_memory host;
+
+    /* The next update repairs it, on devices: as that of new members, to which it is like any that was refused. */
+    if (status != EP_OK && status == ep_group_plan_of(plan)->status)
+        plan->generation = plan->comm->generation;
+    EP_TRY(status);
+    if (!lists || !lists->update)
+        return cuda_nodes_plan_make_lists(call->cuda, plan, true);
+    EP_TRY(check_room(plan, lists));
+    cuda_plan_of(plan)->has_slots = false;
+    describe(plan, lists, lists->update);
+    lay_out_pinned(plan, lists->info->pinned.memory, lists, &host);
+    return fill_from_host(call->cuda, plan, lists, &host);
+}
+
 static ep_status update(struct cuda_call *call, ep_plan *plan, const ep_plan_update_args *args)
 {
+    if (plan->generation != plan->comm->generation)
+        return renew(call, plan, args);
     EP_TRY(cuda_check_routing(call->cuda, "ep_plan_update", args));
     if (!cuda_plan_of(plan)->on_device)
         EP_TRY(make_first_lists(call, plan));
-    return enqueue(call, plan, args);
+    else if (ep_group_plan_is_refused(plan))
+        EP_TRY(call->capture ? ep_group_plan_complete(&call->cuda->group, plan)
+                             : write_identity(call->cuda, plan, cuda_plan_of(plan)->lists->update));
+    EP_TRY(enqueue(call, plan, args));
+    ep_group_plan_of(plan)->status = EP_OK;
+    return EP_OK;
 }
 
 ep_status cuda_nodes_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream)
@@ -347,7 +406,7 @@ ep_status cuda_nodes_plan_prefix(const struct cuda_call *call, const ep_plan *pl
     u.all_prefix = prefix;
     /* Distinguishes this operation from an update. */
     u.desc.words[CUDA_DESC_OUTPUTS] = EP_GROUP_RANK_PREFIX;
-    EP_TRY(prepare_words(call, words, u.desc.words, &u.prefixes, &op));
+    EP_TRY(prepare_words(call, plan, words, u.desc.words, &u.prefixes, &op));
     return cuda_net_op_end_launch(call->cuda, op, cuda_status(cuda_launch_prefix(&u, call->stream), "metadata kernel"));
 }
 
@@ -361,7 +420,7 @@ static ep_status new_captured(struct cuda_comm *cuda, ep_plan *plan)
     device = cuda_plan_of(plan);
     device->captured = true;
     device->route = cuda_route_shape(plan);
-    return make_lists(cuda, plan, false);
+    return cuda_nodes_plan_make_lists(cuda, plan, false);
 }
 
 ep_status cuda_nodes_plan_capture(struct cuda_call *call, ep_plan *plan, const ep_plan_args *args)

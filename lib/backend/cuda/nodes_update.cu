@@ -59,10 +59,14 @@ __global__ void __launch_bounds__(THREADS) read_routing_kernel(const __grid_cons
 
         bad |= choice < -1 || choice >= u.n_experts || (!u.topk_idx && u.mask[(size_t)token * u.topk + k] > 1);
         expert = choice < 0 || choice >= u.n_experts ? -1 : (int)choice;
+        rank = expert / u.n_local_experts;
+        if (expert >= 0 && is_absent(u.waits, rank)) {
+            bad |= !u.drops;
+            expert = -1;
+        }
         index[k] = expert;
         if (expert < 0)
             continue;
-        rank = expert / u.n_local_experts;
         node = rank / u.waits.nranks;
         for (int j = 0; j < k; j++) {
             int before = index[j] < 0 ? -1 : index[j] / u.n_local_experts;
@@ -90,8 +94,9 @@ __device__ bool mask_is_possible(const cuda_nodes_update &u)
     bool possible = true;
 
     for (int rank = (int)threadIdx.x; rank < u.words.nnodes * u.waits.nranks && u.mask_experts; rank += (int)blockDim.x)
-        possible &= counts_are_possible(u.mask_experts + rank * u.n_local_experts, u.n_local_experts,
-                                        *tokens_for_rank(u, rank), u.distinct);
+        possible &=
+            is_absent(u.waits, rank) || counts_are_possible(u.mask_experts + rank * u.n_local_experts,
+                                                            u.n_local_experts, *tokens_for_rank(u, rank), u.distinct);
     return __syncthreads_and(possible);
 }
 
@@ -104,7 +109,9 @@ __device__ int32_t word_of_slice(const cuda_nodes_update &u, int node, int word)
         return *tokens_for_node(u, node);
     if (rank < u.waits.nranks)
         return *tokens_for_rank(u, node * u.waits.nranks + rank);
-    return u.mask_experts ? u.mask_experts[expert] : *tokens_for_expert(u, expert);
+    if (!u.mask_experts)
+        return *tokens_for_expert(u, expert);
+    return is_absent(u.waits, expert / u.n_local_experts) ? 0 : u.mask_experts[expert];
 }
 
 __device__ __forceinline__ int slot_of(int node)
@@ -131,8 +138,9 @@ __device__ bool slices_are_valid(const cuda_nodes_update &u)
 }
 
 /*
- * Exchanges `words` words with each other node: sends it word_of(node, word), and passes what each has sent, and this
- * node's own words, to store(node, word, value). Called by all threads. Returns false if the kernel must exit.
+ * Exchanges `words` words with each other node: sends it word_of(node, word), and passes what each has sent, zeros of
+ * an absent one, and this node's own words, to store(node, word, value). Called by all threads. Returns false if the
+ * kernel must exit.
  */
 template <typename Word, typename Store>
 __device__ __forceinline__ bool exchange_words(const cuda_nodes_update &u, const cuda_net_op_args &op,
@@ -146,18 +154,18 @@ __device__ __forceinline__ bool exchange_words(const cuda_nodes_update &u, const
         int node = i / words, word = i % words, value = word_of(node, word);
         unsigned char *chunk = run.buffers->arena + (size_t)slot_of(node) * op.slot_bytes;
 
-        if (node == u.words.node)
-            store(node, word, value);
-        else
+        if (is_other_node(u.waits, u.words, node))
             reinterpret_cast<int32_t *>(chunk)[word] = value;
+        else
+            store(node, word, node == u.words.node ? value : 0);
     }
     __threadfence_system();
     __syncthreads();
     for (int node = (int)threadIdx.x; node < u.words.nnodes; node += (int)blockDim.x)
-        if (node != u.words.node)
+        if (is_other_node(u.waits, u.words, node))
             store_release(&run.buffers->ready[slot_of(node)], run.number);
     for (int node = 0; node < u.words.nnodes; node++) {
-        if (node == u.words.node)
+        if (!is_other_node(u.waits, u.words, node))
             continue;
         if (threadIdx.x == 0)
             arrived = await_chunk(u.waits, op, run, u.words, node, slot_of(node));
@@ -196,7 +204,10 @@ __device__ void push_slices(const cuda_nodes_update &u, uint64_t number)
                              ? (uint32_t)u.capacity
                              : (uint32_t)u.slice[(size_t)(at / each) * (each + 1) + 1 + at % each];
 
-        *(volatile uint64_t *)&signals_of(u.waits, i / words)->counts[u.waits.rank][word] = number << 32 | value;
+        cuda_signals *peer = signals_of(u.waits, i / words);
+
+        if (peer)
+            *(volatile uint64_t *)&peer->counts[u.waits.rank][word] = number << 32 | value;
     }
 }
 
@@ -400,12 +411,14 @@ __global__ void __launch_bounds__(EXCHANGE_THREADS, 1)
     uint64_t number;
     bool ok;
 
+    if (!__syncthreads_and(threadIdx.x || is_current(u.waits, u.counts)))
+        return;
     if (!mask_is_possible(u) || *u.totals) {
         refuse_routing(u.waits);
         return;
     }
-    number = operation_publish(u.waits, u.desc, nullptr);
-    ok = operation_begin(u.waits, u.desc, nullptr, nullptr, number, targets, blockIdx.x) && exchange_slices(u, run);
+    number = operation_publish(u.waits, u.desc, u.counts);
+    ok = operation_begin(u.waits, u.desc, u.counts, nullptr, number, targets, blockIdx.x) && exchange_slices(u, run);
     if (ok) {
         push_slices(u, number);
         ok = receive_slices(u, number, x);
@@ -431,7 +444,7 @@ __global__ void __launch_bounds__(EXCHANGE_THREADS, 1)
     net_run run = run_of(u.waits, u.prefixes);
     bool refused = u.counts->refused[0];
 
-    if (!__syncthreads_and(threadIdx.x || may_begin(u.waits, u.waits.ready_phase)))
+    if (!__syncthreads_and(threadIdx.x || (may_begin(u.waits, u.waits.ready_phase) && is_current(u.waits, u.counts))))
         return;
     if (exchange_words(
             u, u.prefixes, run, nranks * nlocal, [&](int, int word) { return u.prefix[word]; },

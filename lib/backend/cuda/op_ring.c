@@ -31,6 +31,15 @@ ep_status cuda_op_ring_open(struct cuda_op_ring *ring, struct cuda_kept *memory)
     return EP_OK;
 }
 
+void cuda_op_ring_reset(struct cuda_op_ring *ring)
+{
+    for (size_t i = 0; i < ring->capacity; i++)
+        if (ring->ops[i] && !ring->ops[i]->captured)
+            cuda_op_ring_remove(ring, ring->ops[i]);
+    ring->number = 0;
+    ring->stop = false;
+}
+
 void cuda_op_ring_close(struct cuda_op_ring *ring)
 {
     for (size_t i = 0; i < ring->capacity; i++)

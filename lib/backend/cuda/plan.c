@@ -54,7 +54,7 @@ struct cuda_count cuda_count_of(const ep_plan *plan, const struct cuda_plan *dev
                                .width = route->width,
                                .distinct = cuda_checks_distinct(plan->comm),
                                .drops = cuda_drops_absent(plan->comm),
-                               .absent = &cuda_of(plan->comm)->signals->absent};
+                               .absent = cuda_of(plan->comm)->signals->absent};
 }
 
 /* Makes the device part of a plan of exact counts. If it fails, cuda_plan_free_device() frees the rest. */
@@ -148,30 +148,33 @@ ep_status cuda_routing_to_device(const struct cuda_call *call, const ep_plan *pl
 
 static ep_status upload_plan(const struct cuda_call *call, ep_plan *plan);
 
-static ep_status open_on_host(const struct cuda_call *call, ep_plan *plan, const ep_plan_args *args)
+ep_status cuda_plan_make_on_host(const struct cuda_call *call, ep_plan *plan, const ep_plan_update_args *routing,
+                                 bool renews)
 {
-    const void *from[] = {args->topk_idx, args->token_in_rank, args->tokens_per_expert};
-    const size_t bytes[] = {routing_bytes(args), (size_t)args->n_tokens * (size_t)plan->comm->nranks,
-                            (size_t)args->n_experts * sizeof(int32_t)};
-    ep_plan_update_args routing = cuda_routing_of(args);
-    ep_plan_args mine = *args;
+    const void *from[] = {routing->topk_idx, routing->token_in_rank, routing->tokens_per_expert};
+    ep_plan_args mine = plan->args;
+    ep_plan_update_args copies;
     void *copy[3] = {NULL};
     ep_status status = EP_OK;
 
+    mine.n_tokens = routing->n_tokens;
+    mine.stream = NULL; /* the copies are complete */
+    const size_t bytes[] = {routing_bytes(&mine), (size_t)mine.n_tokens * (size_t)plan->comm->nranks,
+                            (size_t)mine.n_experts * sizeof(int32_t)};
     if (plan->from_mask)
-        EP_TRY(cuda_check_routing(call->cuda, "ep_plan_new", &routing));
+        EP_TRY(cuda_check_routing(call->cuda, renews ? "ep_plan_update" : "ep_plan_new", routing));
     for (int i = 0; i < 3 && status == EP_OK; i++)
         if (from[i])
             status = cuda_fetch_routing(from[i], bytes[i], call->stream, &copy[i]);
     mine.topk_idx = copy[0];
     mine.token_in_rank = copy[1];
     mine.tokens_per_expert = copy[2];
-    mine.stream = NULL; /* the copies are complete */
+    copies = cuda_routing_of(&mine);
     if (status == EP_OK)
-        status = ep_group_plan_open(plan, &mine);
+        status = renews ? ep_group_plan_renew(plan, &copies) : ep_group_plan_open(plan, &mine);
     for (int i = 0; i < 3; i++)
         free(copy[i]);
-    if (status != EP_OK)
+    if (status != EP_OK || renews)
         return status;
     status = new_route(call->cuda, plan);
     /* Plans of fixed capacity are completed by their first operation. */
@@ -199,6 +202,7 @@ static ep_status check_nodes(const ep_plan *plan)
 
 static ep_status open_plan(struct cuda_call *call, ep_plan *plan, const ep_plan_args *args)
 {
+    const ep_plan_update_args routing = cuda_routing_of(args);
     struct cuda_comm *cuda = call->cuda;
 
     if (call->capture && args->max_recv_tokens <= 0)
@@ -214,7 +218,7 @@ static ep_status open_plan(struct cuda_call *call, ep_plan *plan, const ep_plan_
     cuda_reserve_stages(cuda, args);
     if (call->capture)
         return cuda_nodes_plan_capture(call, plan, args);
-    return open_on_host(call, plan, args);
+    return cuda_plan_make_on_host(call, plan, &routing, false);
 }
 
 /* Ordered by the caller's stream. An operation, but for a plan of exact counts between nodes, which only hosts make. */
@@ -261,6 +265,8 @@ static void fill_counts(const struct cuda_comm *cuda, const ep_plan *plan, const
         counts->rows_on[local] = inner->rows_on[rank];
     }
     counts->n_tokens = inner->n_tokens;
+    counts->number = (uint32_t)inner->number;
+    counts->generation = plan->comm->generation;
 }
 
 void cuda_plan_fill(const struct cuda_comm *cuda, const ep_plan *plan, const struct cuda_plan *image)
@@ -322,15 +328,15 @@ static ep_status complete(const struct cuda_call *call, ep_plan *plan)
         EP_TRY(upload_plan(call, plan));
     }
     /* A captured operation must use the counts of later updates. */
-    return call->capture && plan->args.max_recv_tokens > 0 ? cuda_nodes_plan_make_updatable(cuda, plan) : EP_OK;
+    return call->capture && plan->args.max_recv_tokens > 0 ? cuda_nodes_plan_make_lists(cuda, plan, true) : EP_OK;
 }
 
 ep_status cuda_plan_ready(const struct cuda_call *call, ep_plan *plan, struct cuda_route *ret_route)
 {
     struct cuda_plan *device = cuda_plan_of(plan);
 
-    if (!device->on_device)
-        EP_TRY(complete(call, plan));
+    /* One that is `on_device` is complete, but may have been refused when it was renewed. */
+    EP_TRY(device->on_device ? ep_group_plan_complete(&call->cuda->group, plan) : complete(call, plan));
     *ret_route = device->route;
     ret_route->n_tokens = ep_plan_tokens(plan, call->capture != 0);
     return EP_OK;

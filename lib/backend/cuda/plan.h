@@ -40,10 +40,10 @@ static inline struct cuda_plan *cuda_plan_of(const ep_plan *plan)
     return ep_group_plan_of(plan)->device;
 }
 
-/* CUDA_DESC_PLAN of its operations. */
+/* CUDA_DESC_PLAN of its operations; 0: kernels read it. */
 static inline uint32_t cuda_plan_word(const ep_plan *plan)
 {
-    return plan->comm->nnodes > 1 ? (uint32_t)ep_group_plan_of(plan)->number : 0;
+    return plan->comm->nnodes > 1 && cuda_plan_of(plan)->captured ? (uint32_t)ep_group_plan_of(plan)->number : 0;
 }
 
 /* Of memory of the plan that only its operations use. */
@@ -114,6 +114,9 @@ ep_status cuda_plan_slots(struct cuda_call *call, ep_plan *plan, struct cuda_red
 ep_status cuda_plan_layout(ep_comm *comm, const ep_plan_args *args, ep_layout *layout);
 
 /* plan.c */
+/* Between nodes: the host makes the plan; `renews`: again, of one that has its device part, for other members. */
+ep_status cuda_plan_make_on_host(const struct cuda_call *call, ep_plan *plan, const ep_plan_update_args *routing,
+                                 bool renews);
 ep_status cuda_plan_open(ep_plan *plan, const ep_plan_args *args);
 /* The fields of a route that follow from the plan's arguments, without its memory. */
 struct cuda_route cuda_route_shape(const ep_plan *plan);
@@ -194,10 +197,10 @@ void cuda_lists_point_to(const ep_plan *plan, const struct cuda_list_memory *hos
 /* nodes_update.c */
 ep_status cuda_nodes_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream);
 /*
- * Gives a complete plan with max_recv_tokens, before a graph captures its operations, lists that later updates rewrite;
- * they are filled with the present ones.
+ * Gives a plan with max_recv_tokens lists that the devices write. `keep_routing`: filled with its present routing,
+ * which is complete: before a graph captures its operations.
  */
-ep_status cuda_nodes_plan_make_updatable(struct cuda_comm *cuda, ep_plan *plan);
+ep_status cuda_nodes_plan_make_lists(struct cuda_comm *cuda, ep_plan *plan, bool keep_routing);
 /*
  * Makes a plan of fixed capacity in a capture. Waits for the hosts of all ranks, which must make it in a capture too.
  * On failure nothing of the plan remains.

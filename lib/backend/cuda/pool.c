@@ -10,6 +10,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 
 /* An unused block. The list begins with the one returned last. */
@@ -240,9 +241,38 @@ ep_status cuda_keep_device(struct cuda_kept *memory, size_t bytes, void **ret_me
 
     EP_TRY(new_allocation(memory, &made));
     CUDA_TRY(cudaMalloc(&made->of.device, bytes));
+    made->of.bytes = bytes;
     memory->device_bytes += bytes;
     *ret_memory = made->of.device;
     return EP_OK;
+}
+
+void cuda_kept_retire(struct cuda_kept *memory)
+{
+    memory->first->of.bytes = 0;
+}
+
+bool cuda_kept_next(const struct cuda_kept *memory, const struct kept_allocation **at, struct cuda_pinned *ret_next)
+{
+    do
+        *at = *at ? (*at)->next : memory->first;
+    while (*at && !(*at)->of.bytes); /* there was no memory for it, or it is retired */
+    if (*at)
+        *ret_next = (*at)->of;
+    return *at;
+}
+
+ep_status cuda_kept_clear(const struct cuda_kept *memory, cudaStream_t stream)
+{
+    const struct kept_allocation *at = NULL;
+    struct cuda_pinned kept;
+
+    while (cuda_kept_next(memory, &at, &kept))
+        if (kept.memory)
+            memset(kept.memory, 0, kept.bytes);
+        else
+            CUDA_TRY(cudaMemsetAsync(kept.device, 0, kept.bytes, stream));
+    return cuda_status(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
 }
 
 void cuda_kept_free(struct cuda_kept *memory)

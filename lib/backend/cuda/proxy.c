@@ -82,7 +82,8 @@ static ep_status check_head(const struct cuda_proxy *p, const struct cuda_net_op
     if (bytes >= sizeof(head))
         memcpy(&head, theirs, sizeof(head));
     for (uint32_t word = 0; bytes >= sizeof(head) && word < CUDA_DESC_COMPARED; word++)
-        if (head.desc[word] != op->desc[word])
+        if (head.desc[word] != op->desc[word] &&
+            (word != CUDA_DESC_PLAN || (head.desc[CUDA_DESC_PLAN] && op->desc[CUDA_DESC_PLAN])))
             return cuda_fail_disagree(p->cuda, (enum ep_group_phase)op->desc[CUDA_DESC_PHASE], word, rank,
                                       op->desc[word], head.desc[word]);
     if (bytes == sizeof(head) + expected && head.bytes == expected && head.number == op->number &&
@@ -221,12 +222,13 @@ static ep_status check_lists(const struct cuda_proxy *p, const struct cuda_list_
     for (int node = 0; node < p->nnodes; node++) {
         const struct cuda_node_range *rail = &lists->rail[node];
 
-        if (rail->first != end || rail->n < 0 || rail->n > lists->node_capacity || end + rail->n > lists->capacity)
+        if (rail->first < end || rail->n < 0 || rail->n > lists->node_capacity ||
+            (int64_t)rail->first + rail->n > lists->capacity)
             return ep_fail(
                 EP_E_DEVICE,
                 "operation %llu between nodes: the device wrote an invalid list for node %d: %d tokens from %d on",
                 (unsigned long long)p->ring.number, node, rail->n, rail->first);
-        end += rail->n;
+        end = (int64_t)rail->first + rail->n;
     }
     return EP_OK;
 }
@@ -334,7 +336,6 @@ static ep_status open_words(struct cuda_proxy *p)
     EP_TRY(cuda_keep_pinned(&p->memory, bytes, &words));
     p->words = words.memory;
     p->words_device = words.device;
-    p->words->blocked = -1;
     p->moved = (uint64_t *)(void *)(p->words + 1);
     return EP_OK;
 }
@@ -362,7 +363,7 @@ static ep_status alloc_payload(struct cuda_proxy *p, const struct ep_net_params 
 
     EP_TRY(cuda_direct_check(p->cuda->device));
     EP_TRY(ep_streams_region_bytes(params, ring_bytes, &bytes));
-    EP_TRY(cuda_direct_alloc(&p->memory, cuda_direct_round_up(bytes), ret_buffer));
+    EP_TRY(cuda_direct_alloc(&p->net_memory, cuda_direct_round_up(bytes), ret_buffer));
     /* The pattern of an earlier communicator must not be taken for that of this one. */
     CUDA_TRY(cudaMemsetAsync(ret_buffer->memory, 0, ret_buffer->bytes, p->cuda->internal_stream));
     CUDA_TRY(cudaStreamSynchronize(p->cuda->internal_stream));
@@ -401,6 +402,19 @@ static ep_status open_streams(struct cuda_proxy *p, const ep_boot *boot, bool di
     return EP_OK;
 }
 
+static void close_network(struct cuda_proxy *p, bool abandons)
+{
+    if (p->region)
+        cudaHostUnregister(p->region);
+    p->region = NULL;
+    if (abandons)
+        ep_streams_abandon(p->streams);
+    ep_streams_free(p->streams);
+    p->streams = NULL;
+    p->arenas.net = NULL;
+    p->arenas.direct = false;
+}
+
 /* All ranks get the same result. The log has the reason of a rank whose test failed. */
 static ep_status probe_network(struct cuda_proxy *p, const ep_boot *boot, bool *ret_lost)
 {
@@ -413,7 +427,7 @@ static ep_status probe_network(struct cuda_proxy *p, const ep_boot *boot, bool *
     if (!any)
         return EP_OK;
     snprintf(before, sizeof(before), "%s", ep_last_error());
-    if (cuda_direct_probe(p->cuda, p->streams, &p->memory) != EP_OK) {
+    if (cuda_direct_probe(p->cuda, p->streams, &p->net_memory) != EP_OK) {
         *ret_lost = true;
         ep_log(EP_LOG_WARNING,
                "%s; rows for other nodes pass through host memory (EPKIT_VERBS_GPU_MEMORY=0 on all ranks avoids this "
@@ -436,37 +450,45 @@ static ep_status open_network(struct cuda_proxy *p, const ep_boot *boot)
     EP_TRY(probe_network(p, boot, &lost));
     if (!lost)
         return EP_OK;
-    ep_streams_abandon(p->streams);
-    ep_streams_free(p->streams);
-    p->streams = NULL;
-    p->arenas.net = NULL;
+    close_network(p, true);
     return open_streams(p, boot, false);
+}
+
+/* What this rank alone makes, once. */
+static ep_status new_proxy(struct cuda_comm *cuda)
+{
+    const ep_comm *comm = cuda->group.comm;
+    struct cuda_proxy *p = calloc(1, sizeof(*p));
+
+    if (!p)
+        return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory");
+    cuda->proxy = p;
+    p->cuda = cuda;
+    p->arenas.memory = &p->arena_memory;
+    p->nnodes = comm->nnodes;
+    p->node = comm->node;
+    p->channels = comm->nnodes <= FEW_NODES ? CHANNELS : 1;
+    cuda_op_ring_init(&p->ring);
+    EP_TRY(open_words(p));
+    return cuda_op_ring_open(&p->ring, &p->memory);
 }
 
 ep_status cuda_proxy_open(struct cuda_comm *cuda, const ep_boot *boot)
 {
-    const ep_comm *comm = cuda->group.comm;
-    struct cuda_proxy *p = calloc(1, sizeof(*p));
-    ep_status status = p ? EP_OK : ep_fail(EP_E_MEMORY, "ep_comm_new: no memory");
+    ep_status status = cuda->proxy ? cuda_kept_clear(&cuda->proxy->memory, cuda->internal_stream) : new_proxy(cuda);
+    struct cuda_proxy *p;
 
     /* What follows is collective, so a rank that cannot take part must say so before. */
-    status = ep_group_agree(boot, comm->config.timeout_ms, status);
-    if (status != EP_OK || !p) {
-        free(p);
+    status = ep_group_agree(boot, cuda->group.comm->config.timeout_ms, status);
+    p = cuda->proxy;
+    if (status != EP_OK || !p)
         return status;
-    }
-    cuda->proxy = p;
-    p->cuda = cuda;
-    p->arenas.memory = &p->memory;
-    p->nnodes = comm->nnodes;
-    p->node = comm->node;
-    p->channels = comm->nnodes <= FEW_NODES ? CHANNELS : 1;
+    p->words->blocked = -1;
     for (int node = 0; node < p->nnodes; node++)
-        p->one_each[node] = (struct cuda_node_range){.first = node, .n = node != p->node};
-    cuda_op_ring_init(&p->ring);
+        p->one_each[node] =
+            (struct cuda_node_range){.first = node, .n = node != p->node && ep_group_has_node(&cuda->group, node)};
     EP_TRY(open_network(p, boot));
-    EP_TRY(open_words(p));
-    EP_TRY(cuda_op_ring_open(&p->ring, &p->memory));
+    EP_TRY(cuda_arenas_attach(&p->arenas));
     EP_TRY(open_payload(p));
     return ep_thread_begin(&p->thread, &p->started, proxy_main, p, "ep_comm_new: pthread_create");
 }
@@ -477,10 +499,25 @@ void cuda_proxy_stop(struct cuda_comm *cuda)
 
     if (!p || !p->started)
         return;
-    atomic_store(&p->limit_ns, ep_deadline_ns(cuda->group.comm->config.timeout_ms));
+    atomic_store(&p->limit_ns,
+                 atomic_load(&cuda->group.comm->changes) ? 1 : ep_deadline_ns(cuda->group.comm->config.timeout_ms));
     cuda_op_ring_stop(&p->ring);
     pthread_join(p->thread, NULL);
     p->started = false;
+}
+
+void cuda_proxy_leave(struct cuda_comm *cuda)
+{
+    struct cuda_proxy *p = cuda->proxy;
+
+    if (!p)
+        return;
+    cuda_proxy_stop(cuda);
+    close_network(p, true);
+    cuda_kept_free(&p->net_memory);
+    cuda_op_ring_reset(&p->ring);
+    atomic_store(&p->limit_ns, 0);
+    p->broken = false;
 }
 
 void cuda_proxy_close(struct cuda_comm *cuda)
@@ -490,11 +527,9 @@ void cuda_proxy_close(struct cuda_comm *cuda)
     if (!p)
         return;
     cuda_proxy_stop(cuda);
-    if (p->region)
-        cudaHostUnregister(p->region);
-    if (p->streams && (atomic_load(&cuda->group.comm->failed) || ep_now_ns() >= atomic_load(&p->limit_ns)))
-        ep_streams_abandon(p->streams);
-    ep_streams_free(p->streams);
+    close_network(p, atomic_load(&cuda->group.comm->failed) || ep_now_ns() >= atomic_load(&p->limit_ns));
+    cuda_kept_free(&p->net_memory);
+    cuda_kept_free(&p->arena_memory);
     cuda_kept_free(&p->memory);
     cuda_op_ring_close(&p->ring);
     free(p);
@@ -507,7 +542,8 @@ size_t cuda_proxy_bytes(const struct cuda_comm *cuda)
 
     if (!p)
         return 0;
-    return sizeof(*p) + ep_streams_bytes(p->streams) + p->memory.pinned_bytes + p->memory.device_bytes;
+    return sizeof(*p) + (p->streams ? ep_streams_bytes(p->streams) : 0) + p->memory.pinned_bytes +
+           p->memory.device_bytes + p->arenas.held + p->net_memory.device_bytes;
 }
 
 uint64_t cuda_proxy_count_chunks(const struct cuda_comm *cuda)

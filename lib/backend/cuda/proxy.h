@@ -26,6 +26,7 @@ struct cuda_net_op_params {
     const char *name; /* of the call */
     enum ep_group_phase phase;
     const uint32_t *desc;                  /* [CUDA_DESC_COMPARED] must be the same on all ranks */
+    int plan;                              /* its number, if `desc` has none; one in a graph is not compared */
     const struct cuda_list_side *out, *in; /* NULL: one token for each other node */
     int32_t tokens;                        /* of a chunk, at most */
     size_t token_bytes, unit_bytes;        /* a token takes token_bytes, and unit_bytes for each of its units */
@@ -37,8 +38,10 @@ struct cuda_net_op;
 /* Tokens of the largest chunk, if each takes that many bytes. */
 int32_t cuda_net_chunk_tokens(const struct cuda_comm *cuda, size_t token_bytes);
 
-/* Collective over the group; starts the proxy. Not called on one node. */
+/* Collective over the group; starts the proxy, also after cuda_proxy_leave(). Not called on one node. */
 ep_status cuda_proxy_open(struct cuda_comm *cuda, const ep_boot *boot);
+/* Ends the proxy at once, and its connections. What kernels and graphs use stays. */
+void cuda_proxy_leave(struct cuda_comm *cuda);
 /*
  * Stops the proxy after the last kernel. First sends what peers still wait for, until the deadline of the communicator;
  * not if the group has failed.

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The backend's part of ep_comm_regroup(), within a node. Memory, streams and all that kernels are given in their
- * arguments stay where they are. What peers have written, counters, tables and mappings begin anew, as in a creation.
- * Kernels find their peers by tables in device memory, so a captured graph works with the members of now.
+ * The backend's part of ep_comm_regroup(). Memory, streams and all that kernels are given in their arguments stay where
+ * they are. What peers have written, counters, tables, mappings and connections begin anew, as in a creation. Kernels
+ * find their peers by tables in device memory, so a captured graph works with the members of now.
  */
-#include "backend/cuda/cuda.h"
-#include "group/failure.h"
+#include "backend/cuda/ll_impl.h"
 
 #include <string.h>
 
@@ -15,10 +14,6 @@ ep_status cuda_regroup_drain(ep_comm *comm)
     cudaError_t error = cudaSuccess;
     struct cuda_scope scope;
 
-    if (cuda_crosses_nodes(cuda))
-        return ep_fail(EP_E_UNSUPPORTED,
-                       "ep_comm_regroup: the CUDA backend changes the members of a single node only: free the "
-                       "communicator, and create one of the ranks that go on");
     EP_TRY(cuda_scope_begin(cuda, &scope));
     (void)ep_group_regroup_drain(comm);
     if (atomic_load(&comm->failed))
@@ -98,8 +93,11 @@ ep_status cuda_regroup_leave(ep_comm *comm, const ep_comm *next)
     ep_status left, cleared;
 
     cuda_monitor_stop(cuda);
+    /* All members have drained their streams: none of them waits for what this one has yet to send. */
+    cuda_ll_nets_leave(cuda);
     if (cuda_scope_begin(cuda, &scope) == EP_OK)
         cuda_unmap_all(cuda); /* before the group unmaps the control pages */
+    cuda_proxy_leave(cuda);
     left = ep_group_regroup_leave(comm, next);
     memset(cuda->peers, 0, (size_t)comm->nranks * sizeof(*cuda->peers));
     reset_control(cuda);

@@ -126,7 +126,8 @@ static ep_status fail_former(struct cuda_comm *cuda, int rank, enum ep_group_pha
         return fail_stopped(cuda, EP_E_STATE, rank, phase);
     ep_fail(EP_E_STATE,
             "a graph was launched with calls on an ep_ll or a plan of former members: call ep_ll_renew() or "
-            "ep_plan_update() before; with a plan of exact counts it must be captured again");
+            "ep_plan_update() before; with a plan of exact counts, or between nodes one of the capture, it must be "
+            "captured again");
     return ep_group_set_own_failure(&cuda->group, EP_E_STATE, rank, phase);
 }
 

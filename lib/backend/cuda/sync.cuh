@@ -25,6 +25,12 @@ struct rank_rows {
     uint32_t plan;       /* its number */
 };
 
+/* Is the rank of the group absent? */
+__device__ __forceinline__ bool is_absent(const cuda_waits &waits, int rank)
+{
+    return __ldg(waits.mine->absent + rank / 32) >> rank % 32 & 1;
+}
+
 /* The number of the plan that an operation publishes. `counts` may be NULL. */
 __device__ __forceinline__ uint32_t plan_number(const cuda_op_desc &desc, const cuda_counts *counts)
 {
@@ -296,9 +302,9 @@ __device__ __noinline__ static bool has_tokens(const cuda_waits &waits, const cu
 }
 
 /* Is the plan of the members of now? Not if a graph has operations on one that was not renewed. As has_tokens(). */
-__device__ __forceinline__ bool is_current(const cuda_waits &waits, const cuda_op_desc &desc, const cuda_counts *counts)
+__device__ __forceinline__ bool is_current(const cuda_waits &waits, const cuda_counts *counts)
 {
-    if (!counts || desc.words[CUDA_DESC_PLAN] || counts->generation == waits.mine->generation)
+    if (counts->generation == waits.mine->generation)
         return true;
     set_failure(waits, CUDA_FAILED_FORMER, waits.rank, waits.ready_phase);
     return false;
@@ -329,7 +335,8 @@ __device__ inline bool operation_begin(const cuda_waits &waits, const cuda_op_de
             ok = !rows.total; /* absent */
     } else if (i == n && !waits.no_sync) {
         /* By a thread that waits for no rank, so that the checks cost no extra time. */
-        ok = may_begin(waits, waits.ready_phase) && is_current(waits, desc, counts) &&
+        ok = may_begin(waits, waits.ready_phase) &&
+             (!counts || desc.words[CUDA_DESC_PLAN] || is_current(waits, counts)) &&
              (!route || has_tokens(waits, counts, route->n_tokens));
     }
     if (i < WARP) {

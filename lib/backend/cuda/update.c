@@ -173,7 +173,7 @@ static ep_status refuse_routing(struct cuda_call *call, ep_plan *plan, const ep_
         return ep_fail(EP_E_ROUTING,
                        "routing: tokens_per_expert does not match token_in_rank: a count below 0 or "
                        "above the choices that the tokens for its rank can have, or too few for a rank%s",
-                       cuda_absent(plan->comm) && !cuda_drops_absent(plan->comm)
+                       plan->comm->n_members < plan->comm->nranks && !cuda_drops_absent(plan->comm)
                            ? "; or a token goes to a rank that is absent"
                            : "");
     return cuda_explain_routing(plan->comm, &shape, cuda_drops_absent(plan->comm), routing->topk_idx,
@@ -260,7 +260,7 @@ ep_status cuda_plan_open_on_device(struct cuda_call *call, ep_plan *plan, const 
     inner->complete = true;
     ep_group_plan_fill_info(plan);
     plan->info.n_send = plan->info.n_wire = -1;
-    if (cuda_absent(plan->comm))
+    if (plan->comm->n_members < plan->comm->nranks)
         plan->info.n_dropped = -1;
     status = open_device_part(call, plan, &routing);
     device = inner->device;

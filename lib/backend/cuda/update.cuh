@@ -15,10 +15,10 @@ __device__ __forceinline__ int experts_of_node(const cuda_nodes_update &u)
     return u.n_local_experts * u.waits.nranks;
 }
 
-/* Is the rank in the set? It is empty where ranks do not fit into it. */
+/* Is the rank of a group of one node in the set? */
 __device__ __forceinline__ bool is_absent(uint32_t absent, int rank)
 {
-    return absent && absent >> rank & 1;
+    return absent >> rank & 1;
 }
 
 #define CUDA_CHOICES 8 /* whose loads are in flight together */

@@ -9,7 +9,6 @@ import torch.distributed as dist
 import epkit
 from epkit._tensors import run_untraced, want_integer, want_tensor
 
-from ..deep_ep._errors import advise
 from ..deep_ep._low_latency import LowLatencyCalls, LowLatencyHandle, hinted, size_hint
 from ..deep_ep._order import CommStream
 from ..deep_ep.elastic import not_here
@@ -24,18 +23,17 @@ class Buffer(LowLatencyCalls):
 
     A Buffer begins with this rank alone, or with the ranks of a group. Experts belong to ranks: rank r has r * L to r * L + L - 1,
     connected or not, with L = num_experts_per_rank. Rows are [L, R*M, H] for calls of up to M tokens per rank, with R = num_ranks of
-    update_memory_buffers(); on GPUs of several nodes B, the highest connected rank + 1. A choice of an expert of a rank that is not
-    connected counts as -1.
+    update_memory_buffers(). A choice of an expert of a rank that is not connected counts as -1.
 
     connect_ranks() and disconnect_ranks() are collective over the ranks that are connected afterwards: those that are connected
     call them for the same ranks, a new one calls connect_ranks() for all others. They rendezvous in the store, for which they have ten
     times the deadline, and make a communicator. Handles, hooks and captured graphs of before are invalid then, and masks clear.
     A new rank that masks all others before its first call makes calls by itself, to warm up, until it unmasks one of them.
+    On several hosts $EPKIT_RANKS_PER_NODE must be set where ranks are missing: with 1 any may be, otherwise those of the same places on
+    all nodes that have some; else epkit.UnsupportedError, on all of them.
+
     A rank that is left out, and lives, has no access to the others. If a rank does not come, epkit.PeerError names it, and the
     call can be made again; where it has died meanwhile, and some count it as connected, all call disconnect_ranks() for it.
-
-    Any may be missing. Only on GPUs of several nodes the connected ranks must be 0 to B - 1, because the CUDA backend has no absent
-    ranks there: else epkit.UnsupportedError, on all of them.
 
     Attributes: rank, group_size (num_ranks), group, comm, tcp_store_group, num_rdma_bytes, low_latency_mode, explicitly_destroy,
     runtime (None after destroy()).
@@ -134,18 +132,6 @@ class Buffer(LowLatencyCalls):
                                       "set_tcp_store_group() (etcd is not provided)")
         return first
 
-    def _communicator(self, members: List[int]) -> epkit.Communicator:
-        """Of these ranks. All of them fail alike where ranks that are not connected cannot be absent: then R is B."""
-        def of(slots: int) -> epkit.Communicator:
-            return epkit.Communicator(self._rendezvous_of(members), slots=slots, slot=self.rank, timeout=self._seconds, drop_absent=True)
-
-        try:
-            return of(self.group_size)
-        except epkit.UnsupportedError:
-            if members[-1] + 1 == self.group_size:
-                raise
-        return of(members[-1] + 1)
-
     def _change(self, call: str, connected: Set[int], staged: Set[int]) -> None:
         """Makes a communicator of the ranks that are connected from now on. Calls use it at once if none of them is staged; otherwise
         they go on in that of before, in which the staged ones have no calls to miss."""
@@ -165,13 +151,12 @@ class Buffer(LowLatencyCalls):
     def _made(self, members: List[int]) -> Tuple[epkit.Communicator, List[epkit.LowLatency]]:
         comm = None
         try:
-            comm = self._communicator(members)
-            return comm, hinted(comm, self.num_rdma_bytes, self.group_size, comm.size * self.num_experts_per_rank)
-        except epkit.Error as error:
+            comm = epkit.Communicator(self._rendezvous_of(members), slots=self.group_size, slot=self.rank, timeout=self._seconds,
+                                      drop_absent=True)
+            return comm, hinted(comm, self.num_rdma_bytes, self.group_size, self.group_size * self.num_experts_per_rank)
+        except epkit.Error:
             if comm is not None:
                 comm.free()
-            if isinstance(error, epkit.UnsupportedError):
-                advise(error, f"nixl_ep: the connected ranks shall be {members}, and on GPUs of several nodes they must be 0 to {members[-1]}")
             raise
 
     def _use(self, made: Tuple[epkit.Communicator, List[epkit.LowLatency]]) -> None:
@@ -224,14 +209,6 @@ class Buffer(LowLatencyCalls):
         if not self._active:
             raise epkit.ArgumentError(f"{call}: no ranks are connected and active: call connect_ranks() first")
 
-    def _routing(self, topk_idx: torch.Tensor) -> torch.Tensor:
-        """Experts of ranks behind the last connected one as -1; between them the communicator leaves those out that are absent."""
-        if self._comm.size == self.group_size or not isinstance(topk_idx, torch.Tensor):
-            return topk_idx
-        local = self.num_experts_per_rank
-        behind = (topk_idx >= self._comm.size * local) & (topk_idx < self.group_size * local)
-        return topk_idx.masked_fill(behind, -1)
-
     def low_latency_dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor, num_max_dispatch_tokens_per_rank: int,
                              num_experts: Optional[int] = None, *args: Any, **kwargs: Any) -> Any:
         """As of epkit.compat.deep_ep.Buffer. num_experts: L times a number of ranks; the shapes are those of the class."""
@@ -239,20 +216,16 @@ class Buffer(LowLatencyCalls):
         local = self.num_experts_per_rank
         most = self.group_size * local
         if num_experts is None:
-            num_experts = self._comm.size * local
+            num_experts = most
         if not 0 < want_integer(num_experts, "dispatch", "num_experts") <= most or num_experts % local:
             raise epkit.ArgumentError(f"dispatch: num_experts is {num_experts}, must be a multiple of the {local} of a rank, up to {most}")
-        if self._comm.is_cuda and num_experts > self._comm.size * local:
-            raise epkit.UnsupportedError(f"dispatch: num_experts is {num_experts}, of more ranks than the {self._comm.size} that are "
-                                         "connected, and rows are of those alone on GPUs")
-        return super().low_latency_dispatch(x, self._routing(topk_idx), num_max_dispatch_tokens_per_rank, self._comm.size * local, *args,
-                                            **kwargs)
+        return super().low_latency_dispatch(x, topk_idx, num_max_dispatch_tokens_per_rank, most, *args, **kwargs)
 
     def low_latency_combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, handle: LowLatencyHandle,
                             *args: Any, **kwargs: Any) -> Any:
         """As of epkit.compat.deep_ep.Buffer."""
         self._want_active("combine")
-        return super().low_latency_combine(x, self._routing(topk_idx), topk_weights, handle, *args, **kwargs)
+        return super().low_latency_combine(x, topk_idx, topk_weights, handle, *args, **kwargs)
 
     dispatch, combine = low_latency_dispatch, low_latency_combine
     ht_dispatch, ht_combine = (not_here(f"nixl_ep.Buffer.{name}", _HIGH_THROUGHPUT) for name in ("ht_dispatch", "ht_combine"))
