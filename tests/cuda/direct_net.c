@@ -67,7 +67,10 @@ static bool is_device(const void *memory)
     return cudaPointerGetAttributes(&attributes, memory) == cudaSuccess && attributes.type == cudaMemoryTypeDevice;
 }
 
-/* By the copy engine, which reads and writes device and host memory. Host memory that is not attached is read at once.
+/*
+ * By the copy engine, which reads and writes device and host memory. Host memory that is not attached is read at once.
+ * From host to host memory the processor copies: the copy engine refuses what lies in two registered ranges, as a slot
+ * of low latency may.
  */
 static bool copy(struct direct_net *d, void *to, const void *from, size_t bytes)
 {
@@ -76,6 +79,11 @@ static bool copy(struct direct_net *d, void *to, const void *from, size_t bytes)
     bool attached = is_attached(d, from, bytes);
 
     cudaThreadExchangeStreamCaptureMode(&mode);
+    if (!is_device(to) && !is_device(from)) {
+        cudaThreadExchangeStreamCaptureMode(&mode);
+        memcpy(to, from, bytes);
+        return true;
+    }
     if (!attached && is_device(from)) {
         fprintf(stderr, "direct_net: a put of %zu bytes from GPU memory that was not attached\n", bytes);
         error = cudaErrorInvalidValue;
