@@ -710,10 +710,11 @@ steps:
     verify:
       - {name: first, run: '$text'}
       - {name: second, run: 'echo; echo --------; echo "  ----"; $text && exit 3'}
+      - {name: third, run: 'echo --------; exit 4'}
 END
     export TMPDIR=$PWD/open
     run -1 "${WITHOUT_SYSTEMD[@]}" "$EPKIT" install apply ./own.yaml --state "$PWD/state"
-    [[ "$output" == *"ok     one: first"*"FAILED one: second: drwx------"* ]]
+    [[ "$output" == *"ok     one: first"*"FAILED one: second: drwx------"*"FAILED one: third: exit status 4"* ]]
     [ -e one ]
     run -0 env TMPDIR="$PWD/none" "$EPKIT" install status own --state "$PWD/state" # no folder there: that is no answer
     [[ "$output" == *"its check succeeds"* ]]
