@@ -250,6 +250,7 @@ static void check_policies(struct check *check, const struct deploy_set *set)
     const json_t *labels = get(set->metadata, "labels");
     const json_t *space_labels = get(get_item(check->snapshot, "namespaces", space, space), "metadata/labels");
     long long port = *text ? atoll(text) : 222;
+
     if (json_is_true(get(set->spec, "hostNetwork")) || set->count < 2)
         return;
     FOR_JSON (policy, get_items(check->snapshot, "networkpolicies")) {

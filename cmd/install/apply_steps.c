@@ -111,17 +111,17 @@ static bool matches(const char *pattern, const char *output)
     return found;
 }
 
-/* The first line with a word, for the report: mpirun's begin with a line of dashes. */
+/* The first line with a word, for the report: mpirun's begin with a line of dashes. "" without one. */
 static void first_line_of(const char *output, char ret_text[256])
 {
     ret_text[0] = '\0';
-    FOR_PIECES (line, output, "\n") {
-        size_t blank = strspn(line.text, " ");
+    FOR_PIECES (line, output, "\n")
+        if (ANY_OF(i, line.n, isalnum((unsigned char)line.text[i]) || (line.text[i] & 0x80))) {
+            size_t blank = strspn(line.text, " ");
 
-        snprintf(ret_text, 256, "%.*s", (int)(line.n - blank), line.text + blank);
-        if (ANY_OF(i, (int)line.n, isalnum((unsigned char)line.text[i]) || (line.text[i] & 0x80)))
+            snprintf(ret_text, 256, "%.*s", (int)(line.n - blank), line.text + blank);
             break;
-    }
+        }
     text_clean(ret_text, ret_text, 256);
 }
 

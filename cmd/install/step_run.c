@@ -65,12 +65,13 @@ static void script_shell(FILE *script, const char *text)
 
 /*
  * With a TMPDIR of its own: another user knows the names that programs take in /tmp, and can take them first. Where
- * none can be made, the text runs without: a full disk is no answer to what it asks. A deadline sends SIGTERM.
+ * none can be made, the text runs without: a full disk is no answer to what it asks. A deadline sends SIGTERM, and
+ * systemd a second one when the script's shell has ended.
  */
 static void script_shell_apart(FILE *script, const char *text)
 {
     fputs("(\nexport TMPDIR=\"$(" MAKE_FOLDER ")\"\n"
-          "trap 'rm -rf \"$TMPDIR\"' EXIT\ntrap 'exit 143' TERM\n",
+          "trap 'rm -rf \"$TMPDIR\"' EXIT\ntrap 'trap \"\" TERM; exit 143' TERM\n",
           script);
     script_shell(script, text);
     fputs(")\n", script);
@@ -441,13 +442,15 @@ int run_probe(struct install *install, const struct recipe_step *step, const cha
 {
     char *script, folder[1024];
     size_t size;
-    FILE *out = memory_stream(&script, &size);
+    FILE *out;
     int status;
 
-    /* Not by the text's own shell, as in script_shell_apart(): at its deadline that is killed outright. */
-    run_captured(TEXTS("/bin/sh", "-c", MAKE_FOLDER), seconds, NULL, folder, sizeof(folder));
-    folder[strcspn(folder, "\n")] = '\0';
     ret_output[0] = '\0';
+    /* Not by the text's own shell, as in script_shell_apart(): at its deadline that is killed outright. */
+    if (run_captured(TEXTS("/bin/sh", "-c", MAKE_FOLDER), seconds, observe_is_interrupted, folder, sizeof(folder)) < 0)
+        return -1;
+    folder[strcspn(folder, "\n")] = '\0';
+    out = memory_stream(&script, &size);
     fputs("set -eu\nexport LC_ALL=C EPKIT_ROOT=\n", out);
     script_begin(out, install->recipe, step, install->state);
     fputs("exec 2>&1\nexport ", out);

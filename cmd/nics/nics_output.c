@@ -272,6 +272,7 @@ static int print_details(FILE *stream, const json_t *devices, const char *values
     };
     json_t *rows = json_array();
     int result = 0;
+
     FOR_JSON (device, devices) {
         FOR_JSON (counter, json_object_get(device, "counters")) {
             if (!text_is_any(json_text(counter, "kind"), TEXTS("error", "congestion")) ||

@@ -409,6 +409,7 @@ static int count_hosts(const char *list, double *slots)
 void program_command(struct parser *parser, const char *line)
 {
     double nodes, ranks;
+
     FOR_JSON (row, commands) {
         const char *text = strstr(line, json_text(row, "text"));
 

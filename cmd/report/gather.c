@@ -78,6 +78,7 @@ static json_t *gather_hosts(const json_t *run)
 static json_t *gather_findings(const json_t *run)
 {
     json_t *list = json_array();
+
     FOR_JSON (finding, json_object_get(run, "findings")) {
         FOR_JSON (node, json_object_get(finding, "nodes"))
             if (json_is_string(node))

@@ -56,6 +56,7 @@ void page_end(FILE *stream)
 void page_item(FILE *stream, const char *tone, const char *check, const char *format, ...)
 {
     char *text = WITH_ARGS(args, format, memory_vprintf(format, args));
+
     page_print(stream, "<li class=\"%s\">%s", tone, text);
     if (*check)
         page_print(stream, " <code>epkit doctor --only %s</code>", check);

@@ -41,6 +41,7 @@ static void print_figures(FILE *stream, const json_t *document)
 static void draw_expected(FILE *stream, const json_t *document, const char *unit)
 {
     struct page_bars bars = {.title = unit, .unit = "GB/s", .names = {"measured", "expected"}};
+
     FOR_JSON (run, runs_of(document)) {
         const char *name = json_array_size(runs_of(document)) > 1 ? json_text(run, "title") : "";
         bool is_perf = strstr(json_text(run, "title"), "_perf");
@@ -67,6 +68,7 @@ static bool plot_sweep(FILE *stream, const json_t *run)
                             .x_label = is_sized ? "bytes" : "number of the configuration",
                             .y_label = "GB/s",
                             .unit = "GB/s"};
+
     snprintf(plot.title, sizeof(plot.title), "%.40s%s%.30s, %s", json_text(run, "title"),
              is_link && *json_text(run, "device") ? " on " : "", is_link ? json_text(run, "device") : "",
              is_sized ? "by message size" : "sweep");
@@ -147,6 +149,7 @@ static void print_nics(FILE *stream, const json_t *document)
 {
     const json_t *hosts = json_object_get(json_object_get(document, "nics"), "hosts");
     size_t n_alike = 0;
+
     if (json_array_size(hosts) == 0)
         return;
     fputs("<section><h2>NIC balance</h2>\n<ul>\n", stream);

@@ -29,6 +29,7 @@ static const struct opt triangulate_table[] = {
 static double lowest_ratio(const json_t *verdict)
 {
     double worst = NAN;
+
     FOR_JSON (run, json_object_get(verdict, "runs")) {
         FOR_JSON (measure, json_object_get(run, "measures"))
             if (json_is_number(json_object_get(measure, "ratio")))

@@ -13,10 +13,10 @@
 /* Of the numbers `i` from 0 to n - 1: how many meet the condition, whether any does, and the first; -1: none. */
 #define COUNT_OF(i, n, condition)                                                                                      \
     ({                                                                                                                 \
-        int count_of = 0;                                                                                              \
+        int i##_count = 0;                                                                                             \
         for (int i = 0; i < (int)(n); i++)                                                                             \
-            count_of += (condition) ? 1 : 0;                                                                           \
-        count_of;                                                                                                      \
+            i##_count += (condition) ? 1 : 0;                                                                          \
+        i##_count;                                                                                                     \
     })
 #define FIRST_OF(i, n, condition)                                                                                      \
     ({                                                                                                                 \

@@ -218,13 +218,13 @@ class Plan(OfThisProcess):
 
         Returns (out [N, H] bfloat16, weights float32 [N, K] or None).
         """
-        if not _native._C.is_ready(x, topk_weights):
-            want_no_grad("combine", "use epkit.combine(plan, ...)", x=x, topk_weights=topk_weights)
-            x, topk_weights = aligned(x), aligned(topk_weights)
         biases = () if bias is None else tuple(bias) if isinstance(bias, (tuple, list)) else (bias,)
-        want_no_grad("combine", "add it to the result", **{f"bias[{i}]": one for i, one in enumerate(biases)})
+        if not _native._C.is_ready(x, topk_weights, *biases):
+            want_no_grad("combine", "use epkit.combine(plan, ...)", x=x, topk_weights=topk_weights)
+            want_no_grad("combine", "add it to the result", **{f"bias[{i}]": one for i, one in enumerate(biases)})
+            x, topk_weights, biases = aligned(x), aligned(topk_weights), tuple(aligned(one) for one in biases)
         flags = (_native.COMBINE_BY_CHOICE if by_choice else 0) | (_native.COMBINE_ROUND_PARTIAL if round_partial else 0)
-        return self._combine(x, topk_weights, [aligned(one) for one in biases], flags, out, stream)
+        return self._combine(x, topk_weights, biases, flags, out, stream)
 
     def _combine(self, x: torch.Tensor, topk_weights: Optional[torch.Tensor], biases: Sequence[Optional[torch.Tensor]], flags: int,
                  out: Optional[torch.Tensor], stream: Stream) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:

@@ -628,6 +628,38 @@ END
     false
 }
 
+# Removes the folder when it is empty; fails if it stays.
+until_gone() {
+    for _ in $(seq 600); do
+        rmdir "$1" 2>/dev/null && return
+        sleep 0.1
+    done
+    false
+}
+
+@test "an interrupt ends a recipe's test also before it has a folder" {
+    mkdir slow
+    printf '#!/bin/sh\necho $$ >%s\nsleep 1000\n' "$PWD/asked" >slow/mktemp
+    chmod +x slow/mktemp
+    cat >one.yaml <<END
+recipe: one
+title: no folder
+steps:
+  - {id: one, type: file, title: t, why: w, budget: 5s, path: $PWD/none, content: x, verify: [
+      {name: first, run: "touch $PWD/first"}]}
+END
+    PATH=$PWD/slow:$PATH "$EPKIT" install verify ./one.yaml >out 2>&1 3>&- &
+    verify=$!
+    until [ -s asked ] || ! kill -0 $verify; do sleep 0.1; done
+    kill -TERM $verify
+    for _ in $(seq 300); do
+        kill -0 $verify 2>/dev/null || break
+        sleep 0.1
+    done
+    [ ! -e first ]
+    grep -q interrupted out
+}
+
 @test "a step that is ended at its deadline leaves nothing in /tmp" {
     [ "$(id -u)" -eq 0 ] || skip 'an apply of this machine needs root'
     cat >late.yaml <<END
@@ -641,11 +673,19 @@ END
     run -1 env TMPDIR="$PWD/own" "${WITHOUT_SYSTEMD[@]}" "$EPKIT" install apply ./late.yaml --state "$PWD/state"
     [[ "$output" == *"deadline"* && "$(cat where)" == "$PWD/own/"* ]]
     # Its shell outlives the script's by a moment.
-    for _ in $(seq 600); do
-        rmdir own 2>/dev/null && break
-        sleep 0.1
-    done
-    [ ! -e own ]
+    until_gone own
+    # As systemd ends it: with a second SIGTERM when the script's shell has ended.
+    mkdir own slow
+    printf '#!/bin/sh\nsleep 1\nexec %s "$@"\n' "$(command -v rm)" >slow/rm
+    chmod +x slow/rm
+    rm where
+    TMPDIR=$PWD/own PATH=$PWD/slow:$PATH setsid sh state/late/scripts/one.apply.sh >out 2>&1 3>&- &
+    script=$!
+    until [ -s where ] || ! kill -0 $script; do sleep 0.1; done
+    kill -TERM -- -$script
+    wait $script || true
+    kill -TERM -- -$script || true
+    until_gone own
     rm -rf /var/log/epkit/install/late
     rmdir /var/log/epkit/install /var/log/epkit 2>/dev/null || true
 }
@@ -670,10 +710,11 @@ steps:
     verify:
       - {name: first, run: '$text'}
       - {name: second, run: 'echo; echo --------; echo "  ----"; $text && exit 3'}
+      - {name: third, run: 'echo --------; exit 4'}
 END
     export TMPDIR=$PWD/open
     run -1 "${WITHOUT_SYSTEMD[@]}" "$EPKIT" install apply ./own.yaml --state "$PWD/state"
-    [[ "$output" == *"ok     one: first"*"FAILED one: second: drwx------"* ]]
+    [[ "$output" == *"ok     one: first"*"FAILED one: second: drwx------"*"FAILED one: third: exit status 4"* ]]
     [ -e one ]
     run -0 env TMPDIR="$PWD/none" "$EPKIT" install status own --state "$PWD/state" # no folder there: that is no answer
     [[ "$output" == *"its check succeeds"* ]]
