@@ -294,14 +294,15 @@ class Buffer(LowLatencyCalls):
 
     def _out_of_step(self) -> bool:
         """Whether this rank has been masked by another one, or a call has masked one that lives."""
-        masked = torch.zeros(self._comm.size, dtype=torch.int32, device=self._comm.device)
+        mask = torch.zeros(self._comm.size, dtype=torch.int32, device=self._comm.device)
         try:
             self._comm.check()
-            self.low_latency_query_mask_buffer(masked)
+            self.low_latency_query_mask_buffer(mask)
         except epkit.Error:
             return True
-        called = self._connected - self._new - set(self._comm.failed_ranks()) - {rank for rank, mask in self._masked.items() if mask}
-        return bool(masked[sorted(called)].any())
+        masked = mask.tolist()  # waits for the calls before: whoever has died in them is known afterwards
+        called = self._connected - self._new - set(self._comm.failed_ranks()) - {rank for rank, own in self._masked.items() if own}
+        return any(masked[rank] for rank in called)
 
 
 run_untraced(Buffer.low_latency_dispatch, Buffer.low_latency_combine)
