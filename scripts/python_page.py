@@ -12,7 +12,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "python" / "epkit"
 PAGE = ROOT / "docs" / "python.md"
-ORDER = ("Communicator", "Plan", "Rows", "Metadata", "LowLatency", "LowLatencyRows", "dispatch", "combine", "moe")
+ORDER = ("Communicator", "Members", "Plan", "Rows", "Metadata", "LowLatency", "LowLatencyRows", "dispatch", "combine", "moe")
 
 
 def docstring(node):

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A rank dies, and the others go on with what they had: they agree who is in the next group, and make its communicator.
+"""A rank dies, and a spare process takes its place: the others agree on that, and go on with it in the same communicator.
 
-    python3 examples/python/continue_training.py                       # starts 3 ranks on the CPU by itself
+    python3 examples/python/continue_training.py                       # starts 3 ranks and a spare on the CPU by itself
 
 A key-value store decides, here a TCPStore of the process that starts the ranks: the first view of the members counts. A
 controller that knows who is in replaces agree().
@@ -18,9 +18,9 @@ import epkit
 RANKS, STEPS, DIES, IN_STEP, TOKENS, HIDDEN = 3, 8, 1, 3, 6, 128
 
 
-def agree(store, number, members):
-    """The members of that group, by their ranks in the first one: as the first rank that came here saw them."""
-    return [int(rank) for rank in store.compare_set(f"members of {number}", "", ",".join(map(str, members))).split(b",")]
+def agree(store, change, failed):
+    """The ranks that have failed, as the first one that came here saw them: the spare process takes the place of the first."""
+    return [int(rank) for rank in store.compare_set(f"failed {change}", "", ",".join(map(str, failed))).split(b",")]
 
 
 def train_step(comm, step):
@@ -34,33 +34,33 @@ def train_step(comm, step):
         raise SystemExit("a result is not what it must be")
 
 
-def train(rank, port):
-    store = dist.TCPStore("127.0.0.1", port, is_master=False)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
-    members, group, number, step = list(range(RANKS)), None, 0, 0
-    while step < STEPS:
-        # If a rank dies here, it raises: agree again in the same way, without the rank that the error names.
-        comm = epkit.Communicator(group)
+def train(process, port):
+    store, rank, step, change = dist.TCPStore("127.0.0.1", port, is_master=False), process, 0, 0
+    if process == RANKS:  # the spare waits until it is needed; the others know the step
+        store.wait(["failed 1"])
+        rank, step, change = int(store.get("failed 1").split(b",")[0]), STEPS, 1
+    comm = epkit.Communicator(epkit.Members(store, range(RANKS), rank, f"members {change}"), slots=RANKS)
+    while True:
         try:
             step = min(comm.allgather_bytes(bytes([step])))  # a rank may be one ahead
             while step < STEPS:
-                if (rank, step) == (DIES, IN_STEP):
+                if (process, step) == (DIES, IN_STEP):
                     os._exit(0)
                 train_step(comm, step)
                 step += 1
+            break
         except (epkit.PeerError, epkit.GroupError) as error:
-            failed = comm.failed_ranks()
             print(f"rank {rank}: after {step} steps: {error}", flush=True)
-            number += 1
-            members = agree(store, number, [member for i, member in enumerate(members) if i not in failed])
-            if rank not in members:
-                raise SystemExit(f"rank {rank}: the others go on without this rank") from error
-            group = dist.new_group(members, use_local_synchronization=True)
-        comm.free()
-    print(f"rank {rank}: {step} steps are right, the last ones in a group of {members}", flush=True)
+            change += 1
+            failed = agree(store, change, sorted(comm.failed_ranks()))
+            if change > 1 or len(failed) > 1 or rank in failed:
+                raise SystemExit(f"rank {rank}: there is one spare process, and {failed} have failed") from error
+            comm.regroup(epkit.Members(store, range(RANKS), rank, f"members {change}"))
+    print(f"rank {rank}: {step} steps are right, the last ones by members {comm.members}", flush=True)
+    comm.free()
 
 
 if __name__ == "__main__":
     os.environ["EPKIT_BACKEND"] = "host"
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    torch.multiprocessing.spawn(train, args=(server.port,), nprocs=RANKS)
+    torch.multiprocessing.spawn(train, args=(server.port,), nprocs=RANKS + 1)

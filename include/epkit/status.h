@@ -28,7 +28,7 @@ extern "C" {
     X(EP_E_ALIGN, 104, "misaligned pointer or size", "align the buffer to 16 bytes and rows to a multiple of 16")      \
     X(EP_E_OVERFLOW, 105, "size overflows", "use fewer tokens, ranks or a smaller hidden size")                        \
     X(EP_E_CAPACITY, 106, "output too small", "allocate at least the rows that ep_plan_get_info() reports")            \
-    X(EP_E_STATE, 107, "call not allowed in this state", "see the contract of the call in its header")                 \
+    X(EP_E_STATE, 107, "call not allowed in this state", "see the documentation of the call")                          \
     X(EP_E_FORMAT, 108, "malformed input", "the error text names the file and the offending field")                    \
     X(EP_E_VALUE, 109, "not-a-number in the input", "find the source of the NaN, or turn value checks off")            \
     X(EP_E_MEMORY, 201, "out of memory",                                                                               \
@@ -37,9 +37,10 @@ extern "C" {
     X(EP_E_UNSUPPORTED, 203, "not supported here", "the error text says what is missing on this machine")              \
     X(EP_E_DEVICE, 204, "device error", "the error text has the driver's message")                                     \
     X(EP_E_TIMEOUT, 301, "a peer did not answer within the deadline",                                                  \
-      "check whether the named rank is stopped, overloaded or in another call; then continue without it (comm.h)")     \
+      "check whether the named rank is stopped, overloaded or in another call; then go on without it "                 \
+      "(ep_comm_regroup)")                                                                                             \
     X(EP_E_PEER_DEAD, 302, "a peer died or cannot be reached",                                                         \
-      "check the log of the named rank; continue without it (comm.h)")                                                 \
+      "check the log of the named rank; go on without it (ep_comm_regroup)")                                           \
     X(EP_E_PEER_LEFT, 303, "a peer left the group",                                                                    \
       "the named rank has freed its communicator, as the end of a Python program does, or an object that this call "   \
       "needs: check its log")                                                                                          \

@@ -88,10 +88,16 @@ static ep_status resolve_new(ep_comm *comm, const ep_boot *boot, const ep_comm_c
     return EP_OK;
 }
 
+struct given_boot {
+    ep_boot boot;
+    const char *call; /* for which it is */
+};
+
 /* The caller's all-gather. It may fail without setting a reason: the last text would then be that of an older error. */
 static ep_status gather_with_reason(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
 {
-    const ep_boot *boot = context;
+    const struct given_boot *given = context;
+    const ep_boot *boot = &given->boot;
     char before[EP_ERROR_TEXT_BYTES];
     ep_status status;
 
@@ -105,12 +111,13 @@ static ep_status gather_with_reason(void *context, const void *mine, size_t byte
     if (!ep_status_is_failure((int64_t)status)) {
         int number = (int)status;
 
-        return ep_fail(EP_E_SYSTEM, "ep_comm_new: bootstrap: the all-gather returned %d, which is no ep_status%s%s",
+        return ep_fail(EP_E_SYSTEM, "%s: bootstrap: the all-gather returned %d, which is no ep_status%s%s", given->call,
                        number, ep_last_error()[0] ? ": " : "", ep_last_error());
     }
     if (!ep_last_error()[0])
-        return ep_fail(status, "ep_comm_new: bootstrap: the all-gather failed with %s", ep_status_name(status));
-    return ep_fail_prefix(status, "ep_comm_new: bootstrap: ");
+        return ep_fail(status, "%s: bootstrap: the all-gather failed with %s", given->call, ep_status_name(status));
+    return ep_fail_prefix(status, "%s: %s", given->call,
+                          strncmp(ep_last_error(), "bootstrap: ", 11) == 0 ? "" : "bootstrap: ");
 }
 
 /* A bootstrap of the members, as one of all slots: the blocks of absent ranks are zero. */
@@ -149,12 +156,13 @@ static ep_boot boot_of_slots(struct slots *slots)
 
 ep_status ep_comm_new(const ep_boot *boot, const ep_comm_config *config, ep_comm **ret_comm)
 {
-    ep_boot given, mine, all;
+    struct given_boot given = {.call = "ep_comm_new"};
+    ep_boot mine, all;
     ep_comm *comm;
     ep_status status;
 
-    EP_TRY(load_boot("ep_comm_new", boot, &given));
-    mine = given;
+    EP_TRY(load_boot(given.call, boot, &given.boot));
+    mine = given.boot;
     mine.allgather = gather_with_reason;
     mine.context = &given;
     /* From here on, failures of this rank are reported to the others, so that they do not wait until their deadline. */
@@ -366,13 +374,14 @@ static ep_status change_members(ep_comm *comm, const ep_boot *boot, const ep_com
 
 ep_status ep_comm_regroup(ep_comm *comm, const ep_boot *boot)
 {
-    ep_boot given, mine;
+    struct given_boot given = {.call = __func__};
+    ep_boot mine;
     ep_comm *next;
     ep_status status = EP_OK;
 
     EP_CHECK_COMM(comm, comm);
-    EP_TRY(load_boot(__func__, boot, &given));
-    mine = given;
+    EP_TRY(load_boot(given.call, boot, &given.boot));
+    mine = given.boot;
     mine.allgather = gather_with_reason;
     mine.context = &given;
     atomic_store(&comm->regroups, 1);

@@ -67,11 +67,12 @@ def _rank_in(group: Any) -> Tuple[int, int]:
         raise ValueError("Communicator: this process is no member of the group")
     if group is None:
         if not dist.is_initialized():
-            raise RuntimeError("Communicator: call torch.distributed.init_process_group() first, or give a communicator of mpi4py")
+            raise RuntimeError("Communicator: call torch.distributed.init_process_group() first, or give a communicator of mpi4py, or "
+                               "Members")
         return dist.get_rank(), dist.get_world_size()
     if not isinstance(group, dist.ProcessGroup):
-        raise TypeError(f"Communicator: group is a {type(group).__name__}, must be a process group of torch.distributed, or a "
-                        "communicator of mpi4py")
+        raise TypeError(f"Communicator: group is a {type(group).__name__}, must be a process group of torch.distributed, a "
+                        "communicator of mpi4py, or Members")
     return group.rank(), group.size()
 
 
@@ -120,7 +121,7 @@ def _gather_of_mpi(comm: Any) -> _Gather:
 def _bootstrap_of(group: Any) -> Tuple[int, int, _Gather]:
     """Number in the group, its size, and its all-gather."""
     if isinstance(group, Members):
-        return group.ranks.index(group.rank), len(group.ranks), group.rendezvous().gather
+        return group.ranks.index(group.rank), len(group.ranks), group._rendezvous()._gather
     if hasattr(group, "allgather") and hasattr(group, "Get_rank"):
         return group.Get_rank(), group.Get_size(), _gather_of_mpi(group)
     rank, size = _rank_in(group)
@@ -331,12 +332,19 @@ class Communicator(OfThisProcess):
         Every member calls it that has the communicator; a new one, or one that was absent, makes a Communicator of this group
         at the same time, with the same slots and its own. Ranks keep their numbers, experts and memory of empty(). Plans of
         before raise, those of fixed capacity until Plan.update(), and low-latency objects until LowLatency.renew(): all members
-        make new ones, or renew them, in the same order. On CUDA: within a node, and graphs go on with what was renewed. A rank
-        that is left out, and lives, raises GroupError (EP_E_EXCLUDED) from its next call; on CUDA it must run, not be stopped.
+        make new ones, or renew them, in the same order. On CUDA graphs go on with what was renewed. A rank that is left out, and
+        lives, raises from its next call GroupError (EP_E_EXCLUDED), or the failure that its communicator had before; on CUDA it must
+        run, not be stopped. It can come back in the same two ways.
+
+        The members agree before anything changes. If that fails, as where one of them does not come, the communicator is as before.
+        A member that dies later leaves it failed: then the text names that rank, and failed_ranks() may not. On both this can be called
+        again, with another group. All wait here for the last member: let a new process say that it is ready before the others call.
 
         Arguments:
-            group: Members, or as of Communicator.
+            group: Members, whose numbers are those of this communicator's ranks, or as of Communicator.
         """
+        if isinstance(group, Members):
+            group._want_slot(self.rank, self.size)
         self._native.regroup(*_bootstrap_of(group))
         self.group = group
 

@@ -138,11 +138,13 @@ static PyObject *raise_text(ep_status status, const char *reason)
     PyObject *class = classes[status == EP_E_UNSUPPORTED                  ? UNSUPPORTED
                               : hundreds >= ARGUMENT && hundreds <= GROUP ? hundreds
                                                                           : BASE];
-    const char *hint = ep_status_hint(status);
-    PyObject *text =
-        PyUnicode_FromFormat("%s: %s%s%s%s", ep_status_name(status), reason[0] ? reason : ep_status_text(status),
-                             hint[0] ? " (" : "", hint, hint[0] ? ")" : "");
-    PyObject *error = text ? PyObject_CallFunctionObjArgs(class, text, NULL) : NULL;
+    char hint[256];
+    PyObject *text, *error;
+
+    translate(ep_status_hint(status), hint, sizeof(hint));
+    text = PyUnicode_FromFormat("%s: %s%s%s%s", ep_status_name(status), reason[0] ? reason : ep_status_text(status),
+                                hint[0] ? " (" : "", hint, hint[0] ? ")" : "");
+    error = text ? PyObject_CallFunctionObjArgs(class, text, NULL) : NULL;
 
     Py_XDECREF(text);
     if (error && !set_attribute(error, "status", PyLong_FromLong(status)) &&

@@ -52,4 +52,4 @@ def test_decode_loop():
 def test_continue_training():
     module = load("continue_training")
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    run(3, lambda rank, size: module.train(rank, server.port), group=False)
+    run(4, lambda rank, size: module.train(rank, server.port), group=False)

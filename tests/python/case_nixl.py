@@ -198,6 +198,31 @@ def test_a_rank_is_killed_and_replaced(rank, size):
     together(store, 4, "left", here=rank == 0)
 
 
+@on_ranks(5, expect=(0, -signal.SIGKILL, 0, 0, 0))
+def test_a_dead_rank_is_connected_anew(rank, size):
+    """Without disconnect_ranks(): the others connect the process that takes its place, as it connects them."""
+    store = store_of(rank)
+    buffer = buffer_of(rank if rank < 4 else 1, store)
+    if rank == 4:
+        store.wait(["gone"])
+        buffer.connect_ranks(range(4))
+    else:
+        buffer.connect_ranks(range(4))
+        step(buffer, range(4), 1)
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        x, idx, _ = inputs(rank, 2)
+        buffer.dispatch(x, idx, M, 4 * LOCAL)
+        assert masks(buffer) == shown(0, 2, 3)
+        store.set("gone", b"")
+        buffer.connect_ranks([1])
+    assert masks(buffer) == shown(0, 1, 2, 3)
+    step(buffer, range(4), 3)
+    together(store, 4, "end")
+    buffer.destroy()
+    together(store, 4, "left", here=rank == 0)
+
+
 @on_ranks(4)
 def test_a_rank_is_stopped(rank, size):
     """It is late, and masked; left out, it learns that when it goes on, and comes again. Again and again, nothing is left of it."""
@@ -210,9 +235,7 @@ def test_a_rank_is_stopped(rank, size):
         store.set("pid", str(os.getpid()))
         os.kill(os.getpid(), signal.SIGSTOP)
         raises(epkit.GroupError, "EP_E_EXCLUDED masked", buffer.dispatch, x, idx, M, 4 * LOCAL)
-        buffer.destroy()
-        buffer = buffer_of(1, store)
-        buffer.connect_ranks(range(4))
+        buffer.connect_ranks(range(4))  # with the same buffer
     else:
         buffer.dispatch(x, idx, M, 4 * LOCAL)
         assert masks(buffer) == shown(0, 2, 3)
@@ -336,6 +359,10 @@ def test_meetings(rank, size):
     time.sleep(3)
     short = buffer_of(rank, store, seconds=0.5)
     raises(epkit.PeerError, "rank 2", short.connect_ranks, [0, 1, 2])
+    dist.barrier(dist.new_group([0, 1], use_local_synchronization=True))
+    short = buffer_of(rank, store, seconds=(0.3, 0.1)[rank])
+    late = str(raises(epkit.PeerError, "", short.connect_ranks, [0, 1, 2]))
+    assert rank or "but rank 2 did not come" in late, late  # rank 1 has given up before, but had come
     assert buffer._connected == {0, 1}
     step(buffer, [0, 1], 9)
     together(store, 2, "end", here=rank == 0)

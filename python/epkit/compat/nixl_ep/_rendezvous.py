@@ -8,7 +8,8 @@ import epkit
 
 
 def _late(store: Any, here: Sequence[str], members: Sequence[int], seconds: float) -> epkit.PeerError:
-    late = [str(rank) for rank, name in zip(members, here) if not store.check([name])]
+    # One whose deadline was before this one has taken its token away, and has said so.
+    late = [str(rank) for rank, name in zip(members, here) if not store.check([name]) and not store.check([name + "/gave-up"])]
     who = f"rank {', '.join(late)} did not come" if late else f"rank {members[0]} came and did not begin it"
     error = epkit.PeerError(f"nixl_ep: the connected ranks shall be {list(members)}, but {who} within {seconds:g} s: each of them calls "
                             "connect_ranks() or disconnect_ranks() for it, with one store")
@@ -27,11 +28,13 @@ def rendezvous(store: Any, members: Sequence[int], rank: int, seconds: float) ->
     here = [f"{name}/here/{member}" for member in members]
     own, answer = here[members.index(rank)], f"{name}/go/{token}"
     first = rank == members[0]
+    store.delete_key(own + "/gave-up")
     store.set(own, token)
     try:
         store.wait(here if first else [answer], datetime.timedelta(seconds=seconds))
     except Exception as error:  # noqa: BLE001 - stores raise errors of different types at the deadline
         late = _late(store, here, members, seconds)
+        store.set(own + "/gave-up", token)
         store.delete_key(own)
         raise late from error
     if first:

@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 import epkit
 from epkit._tensors import run_untraced, want_integer, want_tensor
+from epkit.members import want_store
 
 from ..deep_ep._low_latency import LowLatencyCalls, LowLatencyHandle, hinted, size_hint
 from ..deep_ep._order import CommStream
@@ -102,15 +103,19 @@ class Buffer(LowLatencyCalls):
         if self.group_size:
             raise epkit.ArgumentError(f"{call}: it has been called: make another Buffer for other sizes")
         if not 0 <= self.rank < num_ranks or local < 1:
-            raise epkit.ArgumentError(f"{call}: num_ranks is {num_ranks}, must be more than this rank, {self.rank}; num_experts_per_rank is "
-                                      f"{local}, must be 1 or more")
+            raise epkit.ArgumentError(f"{call}: num_ranks is {num_ranks}, and this is rank {self.rank}, which must be 0 to num_ranks - 1; "
+                                      f"num_experts_per_rank is {local}, must be 1 or more")
         self.group_size, self.num_experts_per_rank, self.num_rdma_bytes = num_ranks, local, num_rdma_bytes
 
     def set_tcp_store_group(self, tcp_store_group: Any) -> None:
         """The store for the next changes; None: none."""
+        if tcp_store_group is not None:
+            want_store(tcp_store_group, "set_tcp_store_group", "tcp_store_group")
         self.tcp_store_group = tcp_store_group
 
     def _numbers(self, ranks: Iterable[int], call: str) -> Set[int]:
+        if not hasattr(ranks, "__iter__"):
+            raise TypeError(f"{call}: remote_ranks is a {type(ranks).__name__}, must be numbers of ranks")
         numbers = {want_integer(rank, call, "remote_ranks") for rank in ranks}
         if not self.group_size:
             raise epkit.ArgumentError(f"{call}: call update_memory_buffers() first")
@@ -176,14 +181,27 @@ class Buffer(LowLatencyCalls):
         for rank in masked:
             self.low_latency_update_mask_buffer(rank, True)
 
+    def _lost(self, ranks: Set[int]) -> Set[int]:
+        """Those of them that count as connected, and cannot be called any more: they have died or left, or left this rank out."""
+        called = ranks & self._connected - self._new - {self.rank} if self._active else set()
+        if called:
+            try:
+                self._comm.check()
+                return called & set(self._comm.failed_ranks())
+            except epkit.Error:
+                pass
+        return called
+
     def connect_ranks(self, remote_ranks: Iterable[int], activate: bool = True) -> None:
-        """Connects these ranks, of which this one and those that are connected count as well. See Buffer.
+        """Connects these ranks, of which this one and those that are connected count as well; anew those that have died, of which
+        another process takes the place, and all where they have left this rank out. See Buffer.
 
         With activate=False the new ranks are masked at first, and calls go on without them, up to the dispatch that follows
         update_mask_buffer(rank, False) for all of them, at the same place in the calls of the others. The new ones connect as
         always, and their first call waits for that, until its deadline.
         """
         ranks = self._numbers(remote_ranks, "connect_ranks")
+        self._connected -= self._lost(ranks)
         new = ranks - self._connected
         if new or not (self._active or self._next):
             self._change("connect_ranks", self._connected | ranks, self._staged - ranks if activate else self._staged | new)
@@ -261,7 +279,8 @@ class Buffer(LowLatencyCalls):
         """Masks a connected rank, so that calls leave it out, or unmasks it. Not this one. In stream order, and not collective."""
         rank = want_integer(rank_to_mask, "update_mask_buffer", "rank_to_mask")
         if rank == self.rank and mask or not 0 <= rank < self.group_size or not (mask or rank in self._connected):
-            raise epkit.ArgumentError(f"update_mask_buffer: rank_to_mask is {rank}, must be " + ("another rank" if mask else "connected"))
+            raise epkit.ArgumentError(f"update_mask_buffer: rank_to_mask is {rank}, must be "
+                                      + (f"another rank, 0 to {self.group_size - 1}" if mask else "connected"))
         if rank in self._new:
             self._staged = self._staged | {rank} if mask else self._staged - {rank}
         elif self._active and rank in self._connected - {self.rank}:
