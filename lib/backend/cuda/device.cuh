@@ -213,21 +213,22 @@ __device__ __forceinline__ bool acquire_lease(uint32_t *until, uint32_t &lease, 
     return true;
 }
 
-/* Copies the host's words to device memory, if this thread holds or acquires the lease. */
-__device__ __forceinline__ void poll_host(const cuda_waits &waits, uint32_t &lease, uint64_t now)
+/* Copies the host's words to device memory, if this thread holds or acquires the lease: true. */
+__device__ __forceinline__ bool poll_host(const cuda_waits &waits, uint32_t &lease, uint64_t now)
 {
     uint32_t lost;
 
     if (!acquire_lease(&waits.mine->watched_until, lease, now))
-        return;
+        return false;
     lost = *(const volatile uint32_t *)&waits.report->lost;
     if (*(const volatile uint32_t *)&waits.report->abort)
         atomicCAS(&waits.mine->failure, 0u, CUDA_STOPPED);
     if (!(lost & ~*(const volatile uint32_t *)&waits.mine->lost))
-        return;
+        return true;
     /* All that these ranks have sent is here: a thread that sees the word must see that, too. */
     __threadfence_system();
     atomicOr(&waits.mine->lost, lost);
+    return true;
 }
 
 /*
@@ -277,7 +278,8 @@ template <typename T> struct counter_progress {
  * Waits for `rank` until `met()` is true. Ends after `deadlines` deadlines without progress, and for a rank that the
  * host has found lost (`lost`: a bit mask of ranks; NULL: unknown). What a lost rank has sent counts: `met()` is
  * evaluated once more after its bit is seen. A stop by the host or the failure of an earlier kernel ends the wait, too:
- * in a graph of many operations only the first waits for a rank that has died.
+ * in a graph of many operations only the first waits for a rank that has died. From a quarter of the deadline on, the
+ * host is told which rank of this node is waited for: what others wait for may be late because of that one.
  */
 template <typename Met, typename Progress = no_progress>
 __device__ inline wait_end wait_for(const cuda_waits &waits, Met met, const uint32_t *lost, int rank, int deadlines = 1,
@@ -294,7 +296,8 @@ __device__ inline wait_end wait_for(const cuda_waits &waits, Met met, const uint
         now = global_ns();
         if (!begin || progress())
             begin = now;
-        poll_host(waits, lease, now);
+        if (poll_host(waits, lease, now) && lost == &waits.mine->lost && now - begin > waits.deadline_ns / 4)
+            *(volatile uint32_t *)&waits.report->waits_for = (uint32_t)(rank + 1) << 8 | (uint32_t)waits.ready_phase;
         if (is_stopped(waits))
             return WAIT_STOPPED;
         if (lost && *(const volatile uint32_t *)lost >> rank & 1) {

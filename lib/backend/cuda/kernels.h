@@ -179,6 +179,7 @@ struct cuda_report {
     uint32_t unused;
     uint32_t detail[4]; /* [CUDA_DETAIL_...] of CUDA_FAILED_DISAGREE, _TOKENS and _SIGNAL */
     int64_t refused[3]; /* 1 + a rank that would receive too many rows, how many, and its capacity */
+    uint32_t waits_for; /* (rank of this node that is waited for + 1) << 8 | phase. The host clears it */
 };
 
 /* What every kernel needs to synchronise. Ranks are counted within the node, here and unless stated otherwise. */
