@@ -218,7 +218,11 @@ ep_status cuda_check(struct cuda_comm *cuda)
 {
     EP_TRY(cuda_check_reported(cuda));
     /* Low latency with masking goes on after failures of other ranks, but not after an abort. */
-    return atomic_load(&cuda->masking) ? ep_group_check_abort(&cuda->group) : ep_group_check(&cuda->group);
+    EP_TRY(atomic_load(&cuda->masking) ? ep_group_check_abort(&cuda->group) : ep_group_check(&cuda->group));
+    /* Graphs of a rank that could not join a group reach nobody, and the group has no failure. */
+    return cuda->let_go ? ep_fail((ep_status)atomic_load(&cuda->group.comm->failed),
+                                  "ep_comm_regroup() failed before on rank %d: call it again", cuda->group.comm->rank)
+                        : EP_OK;
 }
 
 /* --- the monitor ------------------------------------------------------------------------------------------------- */
