@@ -240,6 +240,22 @@ __device__ __forceinline__ bool is_stopped(const cuda_waits &waits)
     return *(const volatile uint32_t *)&waits.mine->failure;
 }
 
+#ifdef EPKIT_POINTS
+__device__ __noinline__ static void hold_at(const cuda_waits &waits, int point)
+{
+    uint32_t word = CUDA_POINT(point, waits.ready_phase), held = word | CUDA_POINT_REACHED;
+    uint32_t *at = &waits.report->point;
+
+    if (*(volatile uint32_t *)at != word || atomicCAS(at, word, held) != word)
+        return;
+    while (*(volatile uint32_t *)at == held)
+        __nanosleep(5000);
+}
+#define HOLD(waits, point) hold_at(waits, point)
+#else
+#define HOLD(waits, point) ((void)0)
+#endif
+
 enum wait_end { WAIT_OK, WAIT_TIMEOUT, WAIT_LOST, WAIT_STOPPED };
 
 struct has_reached {
@@ -424,6 +440,7 @@ __device__ inline bool operation_sync(const cuda_waits &waits, uint64_t number, 
     int i = (int)threadIdx.x;
     cuda_signals *peer = i < waits.nranks ? signals_of(waits, i) : nullptr;
 
+    HOLD(waits, CUDA_POINT_MOVED);
     __syncthreads();
     if (waits.no_sync) {
         if (i)
@@ -459,6 +476,7 @@ __device__ inline bool operation_sync(const cuda_waits &waits, uint64_t number, 
     ok = ok && !failed;
     if (ok && peer) {
         store_release(&peer->done[waits.rank], number);
+        HOLD(waits, CUDA_POINT_SIGNALLED);
         if (buffers.changed >> i & 1)
             waits.mine->found[buffers.kind][i] = waits.mine->next[i];
         ok = wait_or_fail(waits, has_reached{&waits.mine->done[i], number}, i, waits.done_phase, deadlines,
@@ -471,6 +489,7 @@ __device__ inline bool operation_sync(const cuda_waits &waits, uint64_t number, 
 /* By one thread, after everything else that the kernel does. */
 __device__ inline void operation_complete(const cuda_waits &waits, uint64_t number)
 {
+    HOLD(waits, CUDA_POINT_COMPLETE);
     waits.mine->operation = number;
 }
 
