@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # gpu_check.sh BUILD [WHAT] [RANKS...] - test and time the CUDA backend on the GPUs of this machine. WHAT is one of
 #   check        the tests that each change must pass: results, for each number of ranks
-#   faults       ranks that die, stop, are late or leave, for each number of ranks from 2 on
+#   faults       ranks that die, stop, are late or leave, for each number of ranks from 2 on; for 2 and 3 also at each
+#                point of tests/cuda/points.h, which needs a module of its own: ninja -C BUILD epkit-cuda-points
 #   long         1000 random shapes for each number of ranks, and every odd number of ranks up to 7
 #   sanitize     memcheck, racecheck and synccheck (compute-sanitizer), on small shapes
 #   sanitize-ll  racecheck on single cases of `epkit test lowlatency`, two of each format
@@ -168,6 +169,8 @@ faults() {
         step 200 "$programs/ll_edge_cuda" --ranks "$ranks" --seed "$ranks"
         step 200 "$programs/ll_free_cuda" --ranks "$ranks"
         step 400 "$programs/regroup_cuda" --ranks "$ranks"
+        [ "$ranks" -gt 3 ] || step 1000 env LD_LIBRARY_PATH="$programs/points:$LD_LIBRARY_PATH" \
+            "$programs/regroup_cuda" --ranks "$ranks" --only points
         # Two nodes of two ranks: not every rank has a connection to every rank of the other node. Four ranks may share
         # GPUs, and are too slow for the deadlines then.
         [ "$ranks" -ne 4 ] || step 300 "$programs/fault_cuda" --ranks 4 --nodes 2 --network tcp --slow 3

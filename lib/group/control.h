@@ -114,6 +114,7 @@ struct ep_group_control {
     _Atomic uint64_t exchange_read;  /* exchanges that this rank has read from all exchange slots */
     alignas(EP_GROUP_CACHE_LINE) _Atomic uint64_t failure; /* pack_failure(); 0: none. First writer wins */
     _Atomic uint32_t left_out; /* 1 + a rank that goes on without the owner, and writes this; 0: none */
+    _Atomic uint32_t let_go;   /* the owner has failed to join, and has no memory of the others mapped */
     struct ep_group_state state;
     struct ep_group_descriptor descriptor[2];
     _Atomic uint64_t group_failure; /* of the lowest rank on this host only: what all ranks report. All ranks write

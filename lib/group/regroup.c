@@ -65,7 +65,8 @@ static bool is_gone(const struct ep_group_former *former)
     const struct ep_group_control *control = former->shm.base;
 
     return atomic_load(&control->state.left) ||
-           (!former->same_process && ep_process_probe(&former->process) == EP_PROCESS_DEAD);
+           (!former->same_process &&
+            (atomic_load(&control->let_go) || ep_process_probe(&former->process) == EP_PROCESS_DEAD));
 }
 
 /* Waits until then for a process that is about to end. */

@@ -77,8 +77,7 @@ static int find_stopped_rail(const struct ep_group *group, int rank, uint64_t no
     return rail;
 }
 
-/* The rank that failed when `rank` did not arrive: `rank` may itself be waiting for another rank. */
-static int find_failed_rank(struct ep_group *group, int rank)
+int ep_group_find_failed_rank(struct ep_group *group, int rank)
 {
     uint64_t now = ep_now_ns();
 
@@ -209,7 +208,7 @@ static ep_status probe_peers(struct ep_group_wait *wait, int rank, uint64_t now)
     wait->next_probe_ns = now + PROBE_NS;
     if (dead < 0 && !left && now < wait->deadline_ns)
         return EP_OK;
-    failed_rank = dead >= 0 ? dead : left || wait->tolerant ? rank : find_failed_rank(group, rank);
+    failed_rank = dead >= 0 ? dead : left || wait->tolerant ? rank : ep_group_find_failed_rank(group, rank);
     if (dead < 0 && !left &&
         (wait->tolerant ? is_blocked(wait, failed_rank, now) : is_between_waits(wait, failed_rank, now)))
         return EP_OK;

@@ -45,6 +45,9 @@ ep_status ep_group_wait(struct ep_group_wait *wait, uint32_t seen, int rank);
 ep_status ep_group_wait_check(struct ep_group_wait *wait, int rank);
 void ep_group_wait_end(struct ep_group_wait *wait);
 
+/* The rank that failed when `rank` did not arrive: `rank` may itself be waiting for another rank, and say so. */
+int ep_group_find_failed_rank(struct ep_group *group, int rank);
+
 /* Fails the group if `status`, of progress in these streams, is not EP_OK, and names the rank that broke them. */
 ep_status ep_group_net_fail(struct ep_group *group, struct ep_streams *streams, ep_status status,
                             enum ep_group_phase phase);

@@ -1,28 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * regroup_cuda [--ranks N] [--nodes N [--network NAME]] [--slow N] [--only SCENARIO]: other members of a communicator,
- * and the same captured graph.
+ * regroup_cuda [--ranks N] [--nodes N [--network NAME]] [--slow N] [--only SCENARIO] [--rounds N] [--seed N]: other
+ * members of a communicator, and the same captured graph. Of the points of kill.c every N-th one is tried, from number
+ * --seed on.
  *
  * A graph of a decode step (low-latency dispatch, a copy for the experts, combine, barrier) is captured once by each
  * process, and launched again and again with new inputs and checked outputs. Ranks are killed, before a launch, between
  * it and its kernels, or while the others wait. The others get a status that names the rank, or mask it; go on without
  * it, in the same communicator; and with a new process in its place. In between there are plans, compared with the host
  * backend; in one scenario there is also a graph of operations on plans, in which ranks die then. Also: what a graph of
- * former members does, routing to absent ranks, and a rank that is left out and lives.
+ * former members does, routing to absent ranks, and a rank that is left out and lives; and ranks that die or are
+ * stopped at each point (kill.c).
  *
  * Each rank is a supervisor, which uses no CUDA and starts the processes of its slot. Group 2 * n has all ranks, group
  * 2 * n + 1 lacks the n-th victims: one, or where nodes have several ranks all of a node, or those of one place. Exit
  * 77 if there is no GPU.
  */
+#include "regroup_cuda.h"
+
 #include "case.h"
-#include "ll_model.h"
-#include "plan_step.h"
-#include "tests/regroup.h"
 
 #include <dirent.h>
 #include <epkit/cuda.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -30,54 +30,14 @@
 #include <unistd.h>
 
 enum {
-    TIMEOUT_MS = 4000,
-    SLACK_MS = 1500, /* allowed after a deadline, on a busy machine */
-    STEP_MS = 60000, /* limit of waits for other ranks of the test: a process starts CUDA */
-    TOKENS = 24,
-    HIDDEN = 512,
-    WAIT_MS = 5,      /* the others wait in their kernels by then */
     SPARE = 16 << 20, /* bytes of GPU memory that the driver may need meanwhile */
     FLAT_FROM = 4     /* group from which on nothing may grow */
-};
-
-struct page;
-struct state;
-
-struct scenario {
-    const char *name;
-    uint32_t comm_flags, ll_flags;
-    int losses, rounds;
-    bool lowest; /* the victim is rank 0, not one of the others in turn */
-    bool plans;
-    bool steps;                  /* a graph of operations on plans, too, and victims die in it */
-    int (*run)(struct state *s); /* NULL: losses and new processes */
-};
-
-/* Shared by all processes. */
-struct page {
-    struct regroup cuda, host;
-    _Atomic int ready[MAX_RANKS]; /* the group for which the new process of a rank is ready */
-    _Atomic int died[MAX_RANKS];  /* 1 + the group in which a rank has ended on purpose */
-    _Atomic int step, stopped;    /* stopped: the process of a rank */
 };
 
 struct start {
     const struct scenario *scenario;
     struct page *page;
-    int ranks;
-};
-
-struct state {
-    const struct scenario *scenario;
-    struct page *page;
-    struct group group;
-    struct model model;
-    cudaGraphExec_t graph;
-    struct plan_step step;
-    void *rows; /* the experts' copy */
-    int round;
-    unsigned members;      /* of the group of now */
-    double down_ms, up_ms; /* the longest times until a failure was reported, and until a group was made */
+    const struct options *options;
 };
 
 static int ranks_per_node(int nranks)
@@ -108,15 +68,12 @@ static unsigned victims_of(const struct state *s, int group)
 
 static unsigned members_of(const struct state *s, int group)
 {
-    unsigned all = (1u << s->group.nranks) - 1;
-
-    return group % 2 ? all & ~victims_of(s, group) : all;
+    return group % 2 ? all_ranks(s) & ~victims_of(s, group) : all_ranks(s);
 }
 
 /* --- groups ------------------------------------------------------------------------------------------------------- */
 
-/* The numbers of rendezvous are used again: nobody is in those of eight groups ago. */
-static void reset(struct regroup *shared, int number)
+void reset(struct regroup *shared, int number)
 {
     struct regroup_group *old = &shared->groups[(number + REGROUP_GROUPS / 2) % REGROUP_GROUPS];
 
@@ -126,20 +83,22 @@ static void reset(struct regroup *shared, int number)
         atomic_store(&old->rounds[rank], 0);
 }
 
-/* Makes or changes the communicator of a backend. */
-static ep_status make(const struct state *s, bool cuda, int number, unsigned members, ep_comm **comm)
+ep_status make(const struct state *s, bool cuda, int number, unsigned members, ep_comm **comm)
 {
     struct regroup *shared = cuda ? &s->page->cuda : &s->page->host;
     ep_comm_config config = EP_COMM_CONFIG_INIT;
+    int timeout_ms = s->scenario->timeout_ms ? s->scenario->timeout_ms : TIMEOUT_MS;
     ep_boot all = {.nranks = s->group.nranks};
     struct regroup_boot boot;
     ep_status status;
 
     regroup_agree(shared, number % REGROUP_GROUPS, members);
     regroup_boot(shared, number % REGROUP_GROUPS, s->group.rank, s->group.nranks, &boot);
+    if (cuda)
+        kill_at_gathers(&boot.boot);
     config.backend = cuda ? "cuda" : "host";
     config.flags = s->scenario->comm_flags;
-    config.timeout_ms = group_slow * (cuda ? TIMEOUT_MS : 2 * TIMEOUT_MS + 20000);
+    config.timeout_ms = group_slow * (cuda ? timeout_ms : 2 * timeout_ms + 20000);
     config.ranks_per_node = config.slots = s->group.nranks;
     config.slot = s->group.rank;
     group_divide(&all, &config);
@@ -150,7 +109,7 @@ static ep_status make(const struct state *s, bool cuda, int number, unsigned mem
     return status;
 }
 
-static int warm_up(const struct state *s)
+int warm_up(const struct state *s)
 {
     int n = 0;
 
@@ -161,8 +120,7 @@ static int warm_up(const struct state *s)
     return 0;
 }
 
-/* Of a new process: all that the others do not wait for comes before the group. */
-static int join(struct state *s, int number, unsigned members)
+int join(struct state *s, int number, unsigned members)
 {
     ep_status status;
 
@@ -182,7 +140,7 @@ static int join(struct state *s, int number, unsigned members)
     return model_open(&s->group, TOKENS, HIDDEN, s->scenario->ll_flags, NULL, &s->model);
 }
 
-static int change(struct state *s, int number, unsigned members)
+int change(struct state *s, int number, unsigned members)
 {
     double begin, took;
 
@@ -227,15 +185,14 @@ static int capture(struct state *s)
     return capture_end(&s->group, &s->graph);
 }
 
-static int launch(struct state *s, ep_status *ret_status)
+int launch(struct state *s, ep_status *ret_status)
 {
     CUDA(cudaGraphLaunch(s->graph, s->group.stream));
     *ret_status = ep_stream_sync(s->group.cuda, s->group.stream);
     return 0;
 }
 
-/* Rounds with exactly these ranks. */
-static int replay(struct state *s, int rounds, unsigned members)
+int replay(struct state *s, int rounds, unsigned members)
 {
     ep_status status;
 
@@ -295,7 +252,7 @@ static int run_plans(const struct state *s, int number)
 
 /* --- losses and new processes ------------------------------------------------------------------------------------- */
 
-static _Noreturn void die(struct state *s, int number)
+_Noreturn void die(struct state *s, int number)
 {
     atomic_store(&s->page->died[s->group.rank], number + 1);
     kill(getpid(), SIGKILL);
@@ -378,16 +335,25 @@ static int check_flat(const struct state *s, int number, int last)
     return 0;
 }
 
+int open_graphs(struct state *s)
+{
+    TRY(capture(s));
+    return s->scenario->steps ? step_open(&s->group, &s->step) : 0;
+}
+
+int begin(struct state *s, int number)
+{
+    TRY(join(s, number, all_ranks(s)));
+    return open_graphs(s);
+}
+
 /* From group `number` on. */
 static int take_part(struct state *s, int number)
 {
     int last = 2 * s->scenario->losses;
 
     s->round = number * 1000;
-    TRY(join(s, number, members_of(s, number)));
-    TRY(capture(s));
-    if (s->scenario->steps)
-        TRY(step_open(&s->group, &s->step));
+    TRY(begin(s, number));
     for (;; number++) {
         unsigned members = members_of(s, number);
 
@@ -422,10 +388,10 @@ static int capture_exact(const struct state *s, ep_plan *plan, cudaGraphExec_t *
 }
 
 /* What is refused: a graph of former members, and routing to ranks that are absent. */
-static int refuse(struct state *s)
+static int refuse(struct state *s, int number)
 {
     int last = s->group.nranks - 1;
-    unsigned all = (1u << s->group.nranks) - 1, left = all & ~(1u << last);
+    unsigned all = all_ranks(s), left = all & ~(1u << last);
     static const int32_t index[2] = {0, 0};
     int32_t absent[2] = {0, last};
     ep_plan_args args = args_plan(index, EP_I32, 2, 1, s->group.nranks);
@@ -433,8 +399,7 @@ static int refuse(struct state *s)
     ep_plan *before, *plan;
     ep_status status;
 
-    TRY(join(s, 0, all));
-    TRY(capture(s));
+    TRY(begin(s, number));
     TRY(replay(s, 2, all));
     CALL(ep_plan_new(s->group.cuda, &args, &before));
     TRY(capture_exact(s, before, &exact));
@@ -467,6 +432,18 @@ static int refuse(struct state *s)
     return 0;
 }
 
+int reach_nobody(struct state *s, ep_status expected)
+{
+    ep_status status;
+
+    TRY(launch(s, &status));
+    TRY(expect_status("a graph of a rank that is left out", status, expected, NULL));
+    TRY(step_launch(&s->step, &status));
+    TRY(expect_status("its graph of operations on plans", status, expected, NULL));
+    CUDA(cudaStreamSynchronize(s->group.stream));
+    return 0;
+}
+
 /*
  * The rank that is left out, first while it waits in a graph: it learns it, and goes on launching that, which reaches
  * nobody. It comes back as a new one, is stopped while it is left out again, and comes back with what it has.
@@ -479,18 +456,16 @@ static int be_left_out(struct state *s, unsigned all)
     TRY(model_load(&s->model, s->round++));
     TRY(launch(s, &status));
     TRY(expect_status("a graph of a rank that is left out", status, expected, is_told ? "goes on with other" : NULL));
-    while (!atomic_load(&s->page->step)) {
-        CUDA(cudaGraphLaunch(s->graph, s->group.stream));
-        CUDA(cudaStreamSynchronize(s->group.stream));
-    }
+    while (!atomic_load(&s->page->step))
+        TRY(reach_nobody(s, expected));
     TRY(expect_status("ep_comm_barrier", ep_comm_barrier(s->group.cuda), expected, NULL));
+    step_close(&s->step);
     model_close(&s->model);
     CUDA(cudaGraphExecDestroy(s->graph));
     CUDA(cudaFree(s->rows));
     group_close(&s->group, 0);
     s->round = 500;
-    TRY(join(s, 2, all));
-    TRY(capture(s));
+    TRY(begin(s, 2));
     TRY(replay(s, 5, all));
     if (group_division.nodes > 1)
         return 0;
@@ -498,23 +473,20 @@ static int be_left_out(struct state *s, unsigned all)
     kill(getpid(), SIGSTOP);
     TRY(await(&s->page->step, s->group.nranks + 1, STEP_MS, "the others"));
     TRY(expect_status("ep_comm_async_error", ep_comm_async_error(s->group.cuda), EP_E_EXCLUDED, NULL));
-    CALL(make(s, false, 6, all, &s->group.host));
     atomic_store(&s->page->ready[s->group.rank], 6);
-    CALL(make(s, true, 6, all, &s->group.cuda));
-    CALL(ep_ll_renew(s->model.ll));
     s->round = 1000;
+    TRY(change(s, 6, all));
     return replay(s, 5, all);
 }
 
 /* A rank that is left out, and lives, writes nothing any more; the others go on if it can let go of their memory. */
-static int leave_out(struct state *s)
+static int leave_out(struct state *s, int number)
 {
     int last = s->group.nranks - 1;
-    unsigned all = (1u << s->group.nranks) - 1, left = all & ~(1u << last);
+    unsigned all = all_ranks(s), left = all & ~(1u << last);
     char says[64];
 
-    TRY(join(s, 0, all));
-    TRY(capture(s));
+    TRY(begin(s, number));
     TRY(replay(s, 2, all));
     if (s->group.rank == last)
         return be_left_out(s, all);
@@ -552,21 +524,33 @@ static const struct scenario scenarios[] = {
     {.name = "masked", .ll_flags = EP_LL_MASK_DEAD, .losses = 4, .rounds = 10},
     {.name = "lowest", .comm_flags = EP_COMM_DROP_ABSENT, .losses = 3, .rounds = 5, .lowest = true, .plans = true},
     {.name = "refused", .run = refuse},
-    {.name = "left-out", .comm_flags = EP_COMM_DROP_ABSENT, .run = leave_out},
+    {.name = "left-out", .comm_flags = EP_COMM_DROP_ABSENT, .steps = true, .run = leave_out},
+    {.name = "unrenewed", .comm_flags = EP_COMM_DROP_ABSENT, .steps = true, .one_node = true, .run = run_unrenewed},
+    {.name = "points",
+     .comm_flags = EP_COMM_DROP_ABSENT,
+     .steps = true,
+     .timeout_ms = 1500,
+     .replaces = true,
+     .one_node = true,
+     .run = run_points},
 };
 
 /* --- processes ---------------------------------------------------------------------------------------------------- */
 
 static int run_process(const struct start *start, int rank, int number)
 {
-    struct state state = {.scenario = start->scenario, .page = start->page}, *s = &state;
+    struct state state = {.scenario = start->scenario,
+                          .page = start->page,
+                          .every = (uint64_t)start->options->rounds,
+                          .first = start->options->seed},
+                 *s = &state;
     int code;
 
     s->group.rank = rank;
-    s->group.nranks = start->ranks;
+    s->group.nranks = start->options->ranks;
     s->model.group = &s->group;
-    test_set_context("rank %d of %d, %s", rank, start->ranks, s->scenario->name);
-    code = s->scenario->run ? s->scenario->run(s) : take_part(s, number);
+    test_set_context("rank %d of %d, %s", rank, start->options->ranks, s->scenario->name);
+    code = s->scenario->run ? s->scenario->run(s, number) : take_part(s, number);
     if (!code)
         code = group_barrier(&s->group);
     step_close(&s->step);
@@ -594,31 +578,42 @@ static int supervise(const ep_boot *boot, void *argument)
             return WEXITSTATUS(status);
         EXPECT(WTERMSIG(status) == SIGKILL && *died > number, "rank %d was killed by signal %d", boot->rank,
                WTERMSIG(status));
-        if (start->scenario->run)
+        if (start->scenario->run && !start->scenario->replaces)
             return 0;
+        if (start->scenario->replaces)
+            note_end(start->page, boot->rank);
         number = *died + 1;
     }
 }
 
 int main(int argc, char **argv)
 {
-    struct options options = {.ranks = 4};
+    struct options options = {.ranks = 4, .rounds = 1};
     int code = SKIPPED;
 
     if (!options_read(argc, argv, 2, &options))
         return 2;
     for (size_t i = 0; i < sizeof(scenarios) / sizeof(scenarios[0]); i++) {
-        struct start start = {.scenario = &scenarios[i], .page = share(sizeof(*start.page)), .ranks = options.ranks};
+        struct start start = {.scenario = &scenarios[i], .page = share(sizeof(*start.page)), .options = &options};
         struct launch launch = {.name = scenarios[i].name,
                                 .ranks = options.ranks,
-                                .seconds = 200,
+                                .seconds = scenarios[i].replaces ? 1000 : 200,
                                 .victim = -1,
                                 .run = supervise,
                                 .argument = &start};
         int result;
 
-        if (!options_select(&options, launch.name) || !start.page)
+        if (!options_select(&options, launch.name) || !start.page ||
+            (scenarios[i].one_node && group_division.nodes > 1))
             continue;
+        if (scenarios[i].replaces && !has_points()) {
+            test_report("%s: the module that is loaded has no points: build the target epkit-cuda-points, and put the "
+                        "folder tests/cuda/points of the build first in LD_LIBRARY_PATH",
+                        launch.name);
+            if (options.only)
+                return FAILED;
+            continue;
+        }
         /* These leave out the last rank alone. */
         if (start.scenario->run && has_full_nodes(options.ranks))
             continue;

@@ -381,6 +381,7 @@ __device__ __forceinline__ bool sum_tiles(const cuda_combine &c, const targets &
 
         barrier_wait(r.full + slot, parity);
         sum_piece(c, here, r.slots + (size_t)slot * c.slot_bytes, lane);
+        HOLD(c.waits, CUDA_POINT_ROW);
         if (c.out_weights && here.at == 0)
             sum_weights(c, from, here.token, lane);
         /* All lanes must have read the slot before it is loaded again. */

@@ -235,7 +235,7 @@ struct cuda_comm {
     int slots_used; /* slots from this one on were never used */
     uint32_t next_generation;
     pthread_mutex_t map_lock; /* mappings of the peers: the caller's thread and the monitor */
-    bool let_go;              /* there are none any more; under map_lock */
+    _Atomic bool let_go;      /* there are none any more; written under map_lock */
     void *stage[EP_GROUP_AT_COUNT];
     size_t stage_bytes[EP_GROUP_AT_COUNT];
     struct cuda_pooled *pool;

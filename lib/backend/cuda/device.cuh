@@ -213,21 +213,22 @@ __device__ __forceinline__ bool acquire_lease(uint32_t *until, uint32_t &lease, 
     return true;
 }
 
-/* Copies the host's words to device memory, if this thread holds or acquires the lease. */
-__device__ __forceinline__ void poll_host(const cuda_waits &waits, uint32_t &lease, uint64_t now)
+/* Copies the host's words to device memory, if this thread holds or acquires the lease: true. */
+__device__ __forceinline__ bool poll_host(const cuda_waits &waits, uint32_t &lease, uint64_t now)
 {
     uint32_t lost;
 
     if (!acquire_lease(&waits.mine->watched_until, lease, now))
-        return;
+        return false;
     lost = *(const volatile uint32_t *)&waits.report->lost;
     if (*(const volatile uint32_t *)&waits.report->abort)
         atomicCAS(&waits.mine->failure, 0u, CUDA_STOPPED);
     if (!(lost & ~*(const volatile uint32_t *)&waits.mine->lost))
-        return;
+        return true;
     /* All that these ranks have sent is here: a thread that sees the word must see that, too. */
     __threadfence_system();
     atomicOr(&waits.mine->lost, lost);
+    return true;
 }
 
 /*
@@ -238,6 +239,22 @@ __device__ __forceinline__ bool is_stopped(const cuda_waits &waits)
 {
     return *(const volatile uint32_t *)&waits.mine->failure;
 }
+
+#ifdef EPKIT_POINTS
+__device__ __noinline__ static void hold_at(const cuda_waits &waits, int point)
+{
+    uint32_t word = CUDA_POINT(point, waits.ready_phase), held = word | CUDA_POINT_REACHED;
+    uint32_t *at = &waits.report->point;
+
+    if (*(volatile uint32_t *)at != word || atomicCAS(at, word, held) != word)
+        return;
+    while (*(volatile uint32_t *)at == held)
+        __nanosleep(5000);
+}
+#define HOLD(waits, point) hold_at(waits, point)
+#else
+#define HOLD(waits, point) ((void)0)
+#endif
 
 enum wait_end { WAIT_OK, WAIT_TIMEOUT, WAIT_LOST, WAIT_STOPPED };
 
@@ -277,7 +294,8 @@ template <typename T> struct counter_progress {
  * Waits for `rank` until `met()` is true. Ends after `deadlines` deadlines without progress, and for a rank that the
  * host has found lost (`lost`: a bit mask of ranks; NULL: unknown). What a lost rank has sent counts: `met()` is
  * evaluated once more after its bit is seen. A stop by the host or the failure of an earlier kernel ends the wait, too:
- * in a graph of many operations only the first waits for a rank that has died.
+ * in a graph of many operations only the first waits for a rank that has died. From a quarter of the deadline on, the
+ * host is told which rank of this node is waited for: what others wait for may be late because of that one.
  */
 template <typename Met, typename Progress = no_progress>
 __device__ inline wait_end wait_for(const cuda_waits &waits, Met met, const uint32_t *lost, int rank, int deadlines = 1,
@@ -294,7 +312,8 @@ __device__ inline wait_end wait_for(const cuda_waits &waits, Met met, const uint
         now = global_ns();
         if (!begin || progress())
             begin = now;
-        poll_host(waits, lease, now);
+        if (poll_host(waits, lease, now) && lost == &waits.mine->lost && now - begin > waits.deadline_ns / 4)
+            *(volatile uint32_t *)&waits.report->waits_for = (uint32_t)(rank + 1) << 8 | (uint32_t)waits.ready_phase;
         if (is_stopped(waits))
             return WAIT_STOPPED;
         if (lost && *(const volatile uint32_t *)lost >> rank & 1) {
@@ -421,6 +440,7 @@ __device__ inline bool operation_sync(const cuda_waits &waits, uint64_t number, 
     int i = (int)threadIdx.x;
     cuda_signals *peer = i < waits.nranks ? signals_of(waits, i) : nullptr;
 
+    HOLD(waits, CUDA_POINT_MOVED);
     __syncthreads();
     if (waits.no_sync) {
         if (i)
@@ -456,6 +476,7 @@ __device__ inline bool operation_sync(const cuda_waits &waits, uint64_t number, 
     ok = ok && !failed;
     if (ok && peer) {
         store_release(&peer->done[waits.rank], number);
+        HOLD(waits, CUDA_POINT_SIGNALLED);
         if (buffers.changed >> i & 1)
             waits.mine->found[buffers.kind][i] = waits.mine->next[i];
         ok = wait_or_fail(waits, has_reached{&waits.mine->done[i], number}, i, waits.done_phase, deadlines,
@@ -468,6 +489,7 @@ __device__ inline bool operation_sync(const cuda_waits &waits, uint64_t number, 
 /* By one thread, after everything else that the kernel does. */
 __device__ inline void operation_complete(const cuda_waits &waits, uint64_t number)
 {
+    HOLD(waits, CUDA_POINT_COMPLETE);
     waits.mine->operation = number;
 }
 

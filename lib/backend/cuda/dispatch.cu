@@ -333,6 +333,7 @@ __device__ __forceinline__ bool move_tiles(const cuda_dispatch &d, targets &targ
             store_tile(d, targets, r, t, slot, lane);
         else if (k == stages - 2 || following >= tiles)
             break; /* no load into shared memory is in flight any more */
+        HOLD(d.waits, CUDA_POINT_ROW);
         loading = tile_of_claim(c, k + stages - 1);
         if (moves && loading < tiles) {
             /* The stores of the previous tile must have read the slot that is loaded next. */

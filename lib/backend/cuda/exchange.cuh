@@ -55,6 +55,7 @@ __device__ inline void publish_counts(const cuda_update &u, uint64_t number)
         if (signals_of(u.waits, i / words))
             *(volatile uint64_t *)&signals_of(u.waits, i / words)->counts[u.waits.rank][at] = number << 32 | value;
     }
+    HOLD(u.waits, CUDA_POINT_ROW);
 }
 
 struct exchange {

@@ -173,13 +173,30 @@ enum { CUDA_DETAIL_WORD, CUDA_DETAIL_RANK, CUDA_DETAIL_MINE, CUDA_DETAIL_THEIRS 
 
 /* In mapped host memory: what kernels report, and how the host stops them. */
 struct cuda_report {
-    uint32_t abort;   /* the host writes 1: kernels end soon, without a result */
-    uint32_t failure; /* 0, or CUDA_FAILURE(CUDA_FAILED_..., failed rank of the group, phase) */
-    uint32_t lost;    /* the host writes: ranks that have died or left. All that they have sent is here */
-    uint32_t unused;
+    uint32_t abort;     /* the host writes 1: kernels end soon, without a result */
+    uint32_t failure;   /* 0, or CUDA_FAILURE(CUDA_FAILED_..., failed rank of the group, phase) */
+    uint32_t lost;      /* the host writes: ranks that have died or left. All that they have sent is here */
+    uint32_t point;     /* of a build for tests: where a kernel stops, CUDA_POINT() */
     uint32_t detail[4]; /* [CUDA_DETAIL_...] of CUDA_FAILED_DISAGREE, _TOKENS and _SIGNAL */
     int64_t refused[3]; /* 1 + a rank that would receive too many rows, how many, and its capacity */
+    uint32_t waits_for; /* (rank of this node that is waited for + 1) << 8 | phase. The host clears it */
 };
+
+/*
+ * In a build with EPKIT_POINTS, for tests, a test may stop the first thread of a rank that comes to a point of a
+ * kernel, which is named by its ready_phase: the host writes the word, the thread adds CUDA_POINT_REACHED and goes on
+ * when it has another value. Other builds contain nothing of this (HOLD() of device.cuh).
+ */
+enum {
+    CUDA_POINT_PUBLISHED = 1, /* what this rank is about to do is known to some of the others */
+    CUDA_POINT_BEGUN,         /* this thread has waited for the others to begin */
+    CUDA_POINT_ROW,           /* a row or a count is on its way, and not signalled */
+    CUDA_POINT_MOVED,         /* the rows of a block are, and the end is not signalled */
+    CUDA_POINT_SIGNALLED,     /* the end is signalled to one of the others */
+    CUDA_POINT_COMPLETE       /* the others have ended, and this rank has not counted the operation */
+};
+#define CUDA_POINT(point, phase) ((uint32_t)(point) << 8 | (uint32_t)(phase))
+#define CUDA_POINT_REACHED (1u << 31)
 
 /* What every kernel needs to synchronise. Ranks are counted within the node, here and unless stated otherwise. */
 struct cuda_waits {

@@ -342,6 +342,7 @@ __device__ void flag_item(const cuda_ll &ll, const ll_call &call, pipe_state &pi
     if (!pipe.flag)
         return;
     bulk_wait_all();
+    HOLD(ll.waits, CUDA_POINT_ROW);
     if (may_write_to(ll, pipe.flag_owner))
         store_release(pipe.flag, call.number);
     pipe.flag = nullptr;
@@ -538,6 +539,7 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) LL_NAME(combine_ll)(const 
             send_weights(c, call, weight);
             ll_notify_peers(ll, call, &ll_wire_segment::weights_ready, true);
         }
+        HOLD(ll.waits, CUDA_POINT_PUBLISHED);
         pipe = pipe_init(slots, barriers);
         first = find_tile(ll, call, own, row, lane);
         /* Only when the routing has been read, whose loads would otherwise queue behind all the rows. */
@@ -549,7 +551,9 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) LL_NAME(combine_ll)(const 
                 await_tile(pipe, 0);
             return;
         }
+        HOLD(ll.waits, CUDA_POINT_BEGUN);
         send_rows(c, call, first, pipe);
+        HOLD(ll.waits, CUDA_POINT_MOVED);
     }
     if (!(c.phases & CUDA_LL_RECEIVE))
         return;

@@ -314,6 +314,7 @@ __device__ void send_tokens(const cuda_ll_dispatch &d, const ll_call &call, choi
         next = t + (int)gridDim.x;
         a = prefetch(d, next, by);
         store_slot(d, call, c, t, ranks, image, by);
+        HOLD(ll.waits, CUDA_POINT_ROW);
         team_sync(by);
         /* While the rows arrive, for which the flag must wait. */
         if (next < d.n_tokens)
@@ -359,6 +360,7 @@ __device__ bool prepare(const cuda_ll_dispatch &d, ll_call &call, choices &c, in
     ll_set_entry(ll, entry); /* routing_is_valid() begins with a barrier */
     if (counts && routing_is_valid(d, valid, twice, counts, bins))
         send_counts(d, call, bins);
+    HOLD(ll.waits, CUDA_POINT_PUBLISHED);
     if (t < d.n_tokens)
         make_image(d, call, t, a, c, image, all);
     if (!routing_is_valid(d, valid, twice, counts, bins)) {
@@ -396,8 +398,10 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) LL_NAME(dispatch_ll)(const
     ll_load_mask(mine, call.mask);
     if (sends && !prepare(d, call, c, bins, image))
         return;
+    HOLD(ll.waits, CUDA_POINT_BEGUN);
     if (sends && (i < half || !half))
         send(d, call, c, image, half ? team{i, half, TEAM_SENDS} : all);
+    HOLD(ll.waits, CUDA_POINT_MOVED);
     if (!receives)
         return;
     if (i >= half)

@@ -247,6 +247,7 @@ __device__ inline void ll_end(const cuda_ll &ll, const ll_call &call, bool combi
 {
     cuda_ll_segment *mine = ll_mine(ll);
 
+    HOLD(ll.waits, CUDA_POINT_COMPLETE);
     __syncthreads();
     if (threadIdx.x || atomicInc(&mine->blocks[1], gridDim.x - 1) != gridDim.x - 1)
         return;

@@ -183,7 +183,8 @@ ep_status cuda_sync_stages(const struct cuda_call *call, const ep_plan *plan, co
             /* It may be waiting for this rank. */
             ep_group_ring_rank(&cuda->group, rank);
             EP_TRY(wait_for_stage(cuda, rank, which, needed, captured, phase));
-            there = needed;
+            if (!captured) /* a new member captures alone, so what it has counted says nothing about the next call */
+                there = needed;
         }
         peer->stage_bytes[which] = there;
         stale = true;

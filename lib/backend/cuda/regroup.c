@@ -68,22 +68,28 @@ static ep_status hide_peers(struct cuda_comm *cuda, bool running)
     return cuda_ll_void_all(cuda, running);
 }
 
-void cuda_let_go(struct cuda_comm *cuda, int by)
+/* Kernels that began before may still write: so it waits for them. False: it has to be tried again, as in a capture. */
+static bool let_go(struct cuda_comm *cuda)
 {
-    ep_group_set_failure(&cuda->group, EP_E_PEER_LEFT, by, EP_GROUP_IDLE);
     cuda_stop_kernels(cuda);
     pthread_mutex_lock(&cuda->map_lock);
     cuda->let_go = true;
     pthread_mutex_unlock(&cuda->map_lock);
-    /* Kernels that began before may still write. If this fails, as in a capture, the next interval tries again. */
     if (hide_peers(cuda, true) != EP_OK || cudaDeviceSynchronize() != cudaSuccess) {
         cudaGetLastError();
-        return;
+        return false;
     }
     pthread_mutex_lock(&cuda->map_lock);
     cuda_unmap_all(cuda);
     pthread_mutex_unlock(&cuda->map_lock);
-    ep_group_leave(&cuda->group);
+    return true;
+}
+
+void cuda_let_go(struct cuda_comm *cuda, int by)
+{
+    ep_group_set_failure(&cuda->group, EP_E_PEER_LEFT, by, EP_GROUP_IDLE);
+    if (let_go(cuda))
+        ep_group_leave(&cuda->group); /* otherwise the next interval tries again */
 }
 
 ep_status cuda_regroup_leave(ep_comm *comm, const ep_comm *next)
@@ -108,13 +114,24 @@ ep_status cuda_regroup_leave(ep_comm *comm, const ep_comm *next)
     return cleared == EP_OK ? left : cleared;
 }
 
+/* It has no monitor that would let go when it is left out: so it does at once. */
+static void fail_to_join(struct cuda_comm *cuda)
+{
+    cuda_monitor_stop(cuda);
+    if (let_go(cuda))
+        atomic_store(&cuda->group.control->let_go, 1);
+}
+
 ep_status cuda_regroup_join(ep_comm *comm, const ep_boot *boot, ep_status mine)
 {
+    struct cuda_comm *cuda = cuda_of(comm);
     struct cuda_scope scope = {.previous = -1};
-    ep_status status = ep_group_regroup_join(comm, boot, mine);
+    ep_status status = ep_group_regroup_join(comm, boot, mine), here = cuda_scope_begin(cuda, &scope);
 
     if (status == EP_OK)
-        status = cuda_comm_join(cuda_of(comm), boot, cuda_scope_begin(cuda_of(comm), &scope));
+        status = cuda_comm_join(cuda, boot, here);
+    if (status != EP_OK && here == EP_OK)
+        fail_to_join(cuda);
     cuda_scope_end(&scope);
     return status;
 }

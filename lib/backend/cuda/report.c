@@ -5,6 +5,7 @@
 #include "base/thread.h"
 #include "group/failure.h"
 #include "group/peers.h"
+#include "group/wait.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -70,17 +71,18 @@ static ep_status wait_for_others_report(struct cuda_comm *cuda)
 /*
  * A rank that is late may have died or left: kernels do not learn that of ranks of other nodes. A rank of another node
  * may be late because it waits for a rank of its own node. Its deadline ends at about the same time, and the rank that
- * it blames is the right one.
+ * it blames is the right one. Ranks of this node say whom they wait for.
  */
 static ep_status fail_late(struct cuda_comm *cuda, int rank, enum ep_group_phase phase)
 {
     bool remote = rank < cuda->group.first || rank >= cuda_end_of_node(cuda);
+    int late = remote ? rank : ep_group_find_failed_rank(&cuda->group, rank);
 
     if (remote && cuda->group.nlocal > 1 && !atomic_load(&cuda->masking))
         EP_TRY(wait_for_others_report(cuda));
-    if (ep_group_dead_or_left(&cuda->group, rank))
-        return fail_lost(cuda, rank, phase);
-    return ep_group_set_failure(&cuda->group, EP_E_TIMEOUT, rank, phase);
+    if (ep_group_dead_or_left(&cuda->group, late))
+        return fail_lost(cuda, late, phase);
+    return ep_group_set_failure(&cuda->group, EP_E_TIMEOUT, late, phase);
 }
 
 /* A kernel of `rank` has failed, and has stopped this rank's kernels: the host of that rank knows more about it. */
@@ -216,7 +218,11 @@ ep_status cuda_check(struct cuda_comm *cuda)
 {
     EP_TRY(cuda_check_reported(cuda));
     /* Low latency with masking goes on after failures of other ranks, but not after an abort. */
-    return atomic_load(&cuda->masking) ? ep_group_check_abort(&cuda->group) : ep_group_check(&cuda->group);
+    EP_TRY(atomic_load(&cuda->masking) ? ep_group_check_abort(&cuda->group) : ep_group_check(&cuda->group));
+    /* Graphs of a rank that could not join a group reach nobody, and the group has no failure. */
+    return cuda->let_go ? ep_fail((ep_status)atomic_load(&cuda->group.comm->failed),
+                                  "ep_comm_regroup() failed before on rank %d: call it again", cuda->group.comm->rank)
+                        : EP_OK;
 }
 
 /* --- the monitor ------------------------------------------------------------------------------------------------- */
@@ -229,6 +235,8 @@ ep_status cuda_check(struct cuda_comm *cuda)
 
 /* The poll interval. With pidfds the death of a process is noticed at once. */
 #define POLL_MS 20
+/* In which kernels that wait are sure to say so again, also between time slices of other processes. */
+#define SAID_INTERVALS 5
 
 void cuda_stop_kernels(struct cuda_comm *cuda)
 {
@@ -325,12 +333,27 @@ static void check_left_out(struct cuda_comm *cuda)
         cuda_let_go(cuda, by);
 }
 
+/* Publishes whom kernels of this rank wait for, and no longer once they have not said so for `said` intervals. */
+static void publish_wait(struct cuda_comm *cuda, int *said)
+{
+    uint32_t waits_for = __atomic_exchange_n(&cuda->report->waits_for, 0, __ATOMIC_ACQUIRE);
+
+    if (waits_for) {
+        ep_group_publish_wait(&cuda->group, cuda->group.first + (int)(waits_for >> 8) - 1,
+                              (enum ep_group_phase)(waits_for & 0xff));
+        *said = SAID_INTERVALS;
+    } else if (*said && !--*said) {
+        ep_group_publish_wait_end(&cuda->group);
+    }
+}
+
 static void *monitor_main(void *argument)
 {
     struct cuda_comm *cuda = argument;
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     struct pollfd fds[CUDA_MAX_RANKS + 1];
     bool failed = false;
+    int said = 0;
 
     cudaSetDevice(cuda->device);
     /* Its CUDA calls are not part of captures in other threads. */
@@ -342,6 +365,7 @@ static void *monitor_main(void *argument)
             return NULL;
         check_left_out(cuda);
         probe_peers(cuda, &failed);
+        publish_wait(cuda, &said);
     }
 }
 

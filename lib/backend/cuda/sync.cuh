@@ -75,6 +75,7 @@ __device__ inline uint64_t operation_publish(const cuda_waits &waits, const cuda
             store_pair(&peer->desc[waits.rank][word], number << 32 | desc.words[word],
                        number << 32 | (word + 1 == CUDA_DESC_PLAN ? plan : desc.words[word + 1]));
     }
+    HOLD(waits, CUDA_POINT_PUBLISHED);
     return number;
 }
 
@@ -333,6 +334,7 @@ __device__ inline bool operation_begin(const cuda_waits &waits, const cuda_op_de
             ok = receive_desc(waits, desc, rows, number, i, block == 0, ret_targets.of[i], copies, changed);
         else
             ok = !rows.total; /* absent */
+        HOLD(waits, CUDA_POINT_BEGUN);
     } else if (i == n && !waits.no_sync) {
         /* By a thread that waits for no rank, so that the checks cost no extra time. */
         ok = may_begin(waits, waits.ready_phase) &&
