@@ -149,26 +149,34 @@ kernels() {
         -DEPKIT_WERROR=ON -DEPKIT_COMMAND=OFF -DBUILD_TESTING=ON || true
 }
 
-# What only compiles runs beside the tests of the release build, many of which wait, and gives way to them.
-compilers() {
+# What only compiles runs beside tests, many of which wait, and gives way to them.
+sanitizer_builds() {
     renice -n 19 "$BASHPID" >"$results/renice.log"
     local preset
     for preset in asan tsan; do
         if check "build-$preset" scripts/build.sh "$preset"; then touch "$results/built-$preset"; fi
     done
+}
+
+# compilers PID: behind the builds of this process, which tests wait for
+compilers() {
+    renice -n 19 "$BASHPID" >"$results/renice.log"
+    tail --pid="$1" -f /dev/null
     kernels
     linters
 }
 
+# With ThreadSanitizer beside the other ones: the last tests of each mostly wait.
 sanitizers() {
     if [ -e "$results/built-asan" ]; then
-        suites "$([ "$tier" = long ] && echo asan || echo asan-medium)"
+        suites "$([ "$tier" = long ] && echo asan || echo asan-medium)" &
     fi
     if ! prepare_thread_sanitizer; then
         skip tsan "ThreadSanitizer does not start on this machine"
     elif [ -e "$results/built-tsan" ]; then
         suites tsan
     fi
+    wait
     run_tests=()
 }
 
@@ -179,13 +187,15 @@ if check build-release scripts/build.sh release -DEPKIT_WERROR=ON -DBUILD_TESTIN
     if [ "$tier" = quick ]; then
         suites release --label-regex '^(unit|cli)$'
     else
+        sanitizer_builds &
+        builds=$!
         # The test tree_dist uses this one, which has the CUDA backend if there is an nvcc.
         if check dist scripts/dist.sh --to "$results/dist" -DEPKIT_WERROR=ON; then
             export EPKIT_DIST="$results/dist"
         fi
-        compilers &
+        compilers "$builds" &
         suites "$([ "$tier" = long ] && echo release || echo release-medium)"
-        wait
+        wait "$builds"
         sanitizers
     fi
 fi
