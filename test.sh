@@ -61,13 +61,13 @@ skip() {
     printf '  %-40s skipped: %s\n' "$1" "$2"
 }
 
-# suites PRESET CTEST-OPTION...: the tests of a preset, counted by scripts/count_results.py. Many of them wait more than
-# they compute, hence four per processor. The time limit only ends a hang; in the long tier suites take hours.
+# suites PRESET JOBS CTEST-OPTION...: the tests of a preset, counted by scripts/count_results.py. Many of them wait more than
+# they compute, hence four JOBS for each processor in all; with more, ranks that poll take time from those they wait for. The time limit only ends a hang; in the long tier suites take hours.
 suites() {
-    local preset="$1" junit="$results/$1.xml"
-    shift
+    local preset="$1" jobs="$2" junit="$results/$1.xml"
+    shift 2
     [ "$tier" != long ] || set -- --timeout 7200 "$@"
-    "${run_tests[@]}" ctest --preset "$preset" --parallel $((4 * $(nproc))) --output-junit "$junit" \
+    "${run_tests[@]}" ctest --preset "$preset" --parallel $((jobs * $(nproc))) --output-junit "$junit" \
         --test-output-size-passed 10000000 --test-output-size-failed 10000000 "$@" >"$results/$preset.log" 2>&1 || true
     if [ ! -f "$junit" ]; then
         cat "$results/$preset.log"
@@ -169,12 +169,12 @@ compilers() {
 # With ThreadSanitizer beside the other ones: the last tests of each mostly wait.
 sanitizers() {
     if [ -e "$results/built-asan" ]; then
-        suites "$([ "$tier" = long ] && echo asan || echo asan-medium)" &
+        suites "$([ "$tier" = long ] && echo asan || echo asan-medium)" 3 &
     fi
     if ! prepare_thread_sanitizer; then
         skip tsan "ThreadSanitizer does not start on this machine"
     elif [ -e "$results/built-tsan" ]; then
-        suites tsan
+        suites tsan 1
     fi
     wait
     run_tests=()
@@ -185,7 +185,7 @@ scripts/packages.sh "${groups[@]}"
 PATH="$(python3 -c 'import os, sys; print(os.path.dirname(sys.executable))'):$PATH"
 if check build-release scripts/build.sh release -DEPKIT_WERROR=ON -DBUILD_TESTING=ON -DEPKIT_EXAMPLES=ON; then
     if [ "$tier" = quick ]; then
-        suites release --label-regex '^(unit|cli)$'
+        suites release 4 --label-regex '^(unit|cli)$'
     else
         sanitizer_builds &
         builds=$!
@@ -194,7 +194,7 @@ if check build-release scripts/build.sh release -DEPKIT_WERROR=ON -DBUILD_TESTIN
             export EPKIT_DIST="$results/dist"
         fi
         compilers "$builds" &
-        suites "$([ "$tier" = long ] && echo release || echo release-medium)"
+        suites "$([ "$tier" = long ] && echo release || echo release-medium)" 4
         wait "$builds"
         sanitizers
     fi
