@@ -62,7 +62,8 @@ skip() {
 }
 
 # suites PRESET JOBS CTEST-OPTION...: the tests of a preset, counted by scripts/count_results.py. Many of them wait more than
-# they compute, hence four JOBS for each processor in all; with more, ranks that poll take time from those they wait for. The time limit only ends a hang; in the long tier suites take hours.
+# they compute, hence four JOBS for each processor in all; with more, ranks that poll take time from those they wait for.
+# The time limit only ends a hang; in the long tier suites take hours.
 suites() {
     local preset="$1" jobs="$2" junit="$results/$1.xml"
     shift 2

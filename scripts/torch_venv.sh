@@ -25,8 +25,9 @@ if [ "$module" = torch ] && [ -n "${EPKIT_TORCH_PYTHON:-}" ]; then
 fi
 version=$("$python" -c 'import sys; assert sys.version_info >= (3, 10); print("%d.%d" % sys.version_info[:2])' 2>/dev/null) ||
     skip "$python is no Python of version 3.10 or later"
+
 # stand_in FOLDER: libraries with the names and the functions of those of CUDA that the torch in FOLDER was linked with and that
-# are not there, 2.7 GB. No function of theirs is called on a CPU; one that is traps.
+# are not there, 2.7 GB. No function of theirs is called on a CPU; one that is traps. Torch finds the true ones first.
 stand_in() {
     nm -D --undefined-only "$1"/*.so | sed -nE 's/^ *U ((cu|nccl|nvrtc|nvshmem)[^@]*).*/void \1() { __builtin_trap(); }/p' |
         sort -u >"$1/stand_in.c"
@@ -34,11 +35,9 @@ stand_in() {
     readelf -d "$1"/*.so | sed -nE 's/.*NEEDED.*\[(lib(cu|nccl|nv).*)\]/\1/p' | sort -u | while read -r name; do
         version=$name
         [[ $name != libnvshmem* ]] || version=NVSHMEM
-        case $name in
-        libcuda.so.1) ;; # the driver's
-        *) [ -e "$1/$name" ] || find "${1%/torch/lib}/nvidia" -name "$name" 2>/dev/null | grep -q . ||
-            cc -w -x c -shared -fPIC -o "$1/$name" "$1/stand_in.c" -Wl,-soname,"$name",--version-script=/dev/stdin <<<"$version { *; };" ;;
-        esac
+        [ "$name" = libcuda.so.1 ] || # the driver's
+            compgen -G "${1%/torch/lib}/nvidia/*/lib/$name" >/dev/null ||
+            cc -w -x c -shared -fPIC -o "$1/$name" "$1/stand_in.c" -Wl,-soname,"$name",--version-script=/dev/stdin <<<"$version { *; };"
     done
 }
 
