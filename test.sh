@@ -61,13 +61,14 @@ skip() {
     printf '  %-40s skipped: %s\n' "$1" "$2"
 }
 
-# suites PRESET CTEST-OPTION...: the tests of a preset, counted by scripts/count_results.py. Many of them wait more than
-# they compute, hence four per processor. The time limit only ends a hang; in the long tier suites take hours.
+# suites PRESET JOBS CTEST-OPTION...: the tests of a preset, counted by scripts/count_results.py. Many of them wait more than
+# they compute, hence four JOBS for each processor in all; with more, ranks that poll take time from those they wait for.
+# The time limit only ends a hang; in the long tier suites take hours.
 suites() {
-    local preset="$1" junit="$results/$1.xml"
-    shift
+    local preset="$1" jobs="$2" junit="$results/$1.xml"
+    shift 2
     [ "$tier" != long ] || set -- --timeout 7200 "$@"
-    "${run_tests[@]}" ctest --preset "$preset" --parallel $((4 * $(nproc))) --output-junit "$junit" \
+    "${run_tests[@]}" ctest --preset "$preset" --parallel $((jobs * $(nproc))) --output-junit "$junit" \
         --test-output-size-passed 10000000 --test-output-size-failed 10000000 "$@" >"$results/$preset.log" 2>&1 || true
     if [ ! -f "$junit" ]; then
         cat "$results/$preset.log"
@@ -149,26 +150,34 @@ kernels() {
         -DEPKIT_WERROR=ON -DEPKIT_COMMAND=OFF -DBUILD_TESTING=ON || true
 }
 
-# What only compiles runs beside the tests of the release build, many of which wait, and gives way to them.
-compilers() {
+# What only compiles runs beside tests, many of which wait, and gives way to them.
+sanitizer_builds() {
     renice -n 19 "$BASHPID" >"$results/renice.log"
     local preset
     for preset in asan tsan; do
         if check "build-$preset" scripts/build.sh "$preset"; then touch "$results/built-$preset"; fi
     done
+}
+
+# compilers PID: behind the builds of this process, which tests wait for
+compilers() {
+    renice -n 19 "$BASHPID" >"$results/renice.log"
+    tail --pid="$1" -f /dev/null
     kernels
     linters
 }
 
+# With ThreadSanitizer beside the other ones: the last tests of each mostly wait.
 sanitizers() {
     if [ -e "$results/built-asan" ]; then
-        suites "$([ "$tier" = long ] && echo asan || echo asan-medium)"
+        suites "$([ "$tier" = long ] && echo asan || echo asan-medium)" 3 &
     fi
     if ! prepare_thread_sanitizer; then
         skip tsan "ThreadSanitizer does not start on this machine"
     elif [ -e "$results/built-tsan" ]; then
-        suites tsan
+        suites tsan 1
     fi
+    wait
     run_tests=()
 }
 
@@ -177,15 +186,17 @@ scripts/packages.sh "${groups[@]}"
 PATH="$(python3 -c 'import os, sys; print(os.path.dirname(sys.executable))'):$PATH"
 if check build-release scripts/build.sh release -DEPKIT_WERROR=ON -DBUILD_TESTING=ON -DEPKIT_EXAMPLES=ON; then
     if [ "$tier" = quick ]; then
-        suites release --label-regex '^(unit|cli)$'
+        suites release 4 --label-regex '^(unit|cli)$'
     else
+        sanitizer_builds &
+        builds=$!
         # The test tree_dist uses this one, which has the CUDA backend if there is an nvcc.
         if check dist scripts/dist.sh --to "$results/dist" -DEPKIT_WERROR=ON; then
             export EPKIT_DIST="$results/dist"
         fi
-        compilers &
-        suites "$([ "$tier" = long ] && echo release || echo release-medium)"
-        wait
+        compilers "$builds" &
+        suites "$([ "$tier" = long ] && echo release || echo release-medium)" 4
+        wait "$builds"
         sanitizers
     fi
 fi

@@ -80,13 +80,14 @@ static size_t form_length(int form, const char *at, regmatch_t *ret_key)
 {
     static regex_t regexes[N_FORMS];
     static bool is_compiled;
-    /* Up to there: a line may have megabytes, which a pattern that does not match would be tried on. */
-    regmatch_t groups[2] = {{.rm_so = 0, .rm_eo = (regoff_t)strnlen(at, FORM_BYTES)}};
+    regmatch_t groups[2] = {{.rm_so = 0}};
 
-    is_compiled = is_compiled || compile(regexes);
-    if (!is_compiled)
+    if (!*at || !strchr(forms[form].first, *at))
         return 0;
-    if (!*at || !strchr(forms[form].first, *at) || regexec(&regexes[form], at, 2, groups, REG_STARTEND) != 0)
+    /* Up to there: a line may have megabytes, which a pattern that does not match would be tried on. */
+    groups[0].rm_eo = (regoff_t)strnlen(at, FORM_BYTES);
+    is_compiled = is_compiled || compile(regexes);
+    if (!is_compiled || regexec(&regexes[form], at, 2, groups, REG_STARTEND) != 0)
         return 0;
     *ret_key = groups[1];
     return (size_t)groups[0].rm_eo;
