@@ -54,19 +54,6 @@ __device__ uint32_t ranks_of_mask(const cuda_count &c, int token, uint8_t *last)
     return ranks & ~missing;
 }
 
-/* The sum of n over this lane and those before it. By all lanes. */
-__device__ int sum_lanes(int n)
-{
-    int lane = (int)threadIdx.x % WARP;
-
-    for (int i = 1; i < WARP; i *= 2) {
-        int other = __shfl_up_sync(ALL_LANES, n, i);
-
-        n += lane >= i ? other : 0;
-    }
-    return n;
-}
-
 /*
  * Writes the entries of this thread's token in rank order, numbered within the block, and the rows per rank of each
  * CUDA_COUNT_TOKENS tokens.

@@ -72,6 +72,17 @@ __device__ __forceinline__ void await_stream()
     asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
+/* The sum of n over this lane and those before it. By all lanes. */
+template <typename T> __device__ T sum_lanes(T n)
+{
+    for (unsigned i = 1; i < WARP; i *= 2) {
+        T other = __shfl_up_sync(ALL_LANES, n, i);
+
+        n += threadIdx.x % WARP >= i ? other : 0;
+    }
+    return n;
+}
+
 __device__ __forceinline__ uint32_t shared_address(const void *pointer)
 {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));

@@ -90,26 +90,33 @@ __device__ inline bool receive_counts(const cuda_update &u, uint64_t number, exc
     return __syncthreads_and(ok);
 }
 
-/* Computes where the rows of each of a rank's experts begin. By one thread; returns the number of rows. */
-__device__ inline int64_t assign_expert_rows(const cuda_update &u, const exchange &x, int rank)
+/*
+ * Computes where the rows of each of a rank's experts begin, and their number. By a warp. Not inlined: the kernel of
+ * the rank layout has no registers for it.
+ */
+__device__ __noinline__ inline void assign_expert_rows(const cuda_update &u, exchange &x, int rank)
 {
-    int n_local = u.count.n_experts / u.count.nranks;
+    int n_local = u.count.n_experts / u.count.nranks, lane = (int)threadIdx.x % WARP;
     bool mine = rank == u.waits.rank;
-    int64_t start = 0;
+    int64_t start = 0; /* of this pass's first expert */
 
-    for (int local = 0; local < n_local; local++) {
-        int expert = rank * n_local + local;
+    for (int first = 0; first < n_local; first += WARP) {
+        int local = first + lane, expert = rank * n_local + local;
+        int64_t exact = local < n_local ? x.total[expert] : 0;
+        int64_t rows = (exact + u.alignment - 1) / u.alignment * u.alignment, end = start + sum_lanes(rows);
 
-        if (mine) {
-            u.expert_start[local] = (int32_t)start;
-            u.expert_exact[local] = x.total[expert];
+        if (local < n_local)
+            u.expert_base[expert] = (int32_t)(end - rows) + x.before[expert];
+        if (local < n_local && mine) {
+            u.expert_start[local] = (int32_t)(end - rows);
+            u.expert_exact[local] = (int32_t)exact;
         }
-        u.expert_base[expert] = (int32_t)start + x.before[expert];
-        start = (start + x.total[expert] + u.alignment - 1) / u.alignment * u.alignment;
+        start = __shfl_sync(ALL_LANES, end, WARP - 1);
     }
-    if (mine)
+    if (lane == 0 && mine)
         u.expert_start[n_local] = (int32_t)start;
-    return start;
+    if (lane == 0)
+        x.rows_on[rank] = start;
 }
 
 /* Computes what each rank receives. By a thread for each. */
@@ -122,6 +129,8 @@ __device__ inline void assign_rank_rows(const cuda_update &u, exchange &x)
         x.refused = n;
     for (int local = rank; local < n_local && !u.expanded; local += (int)blockDim.x)
         u.expert_exact[local] = x.total[u.waits.rank * n_local + local];
+    for (int i = rank / WARP; i < n && u.expanded; i += (int)blockDim.x / WARP)
+        assign_expert_rows(u, x, i);
     __syncthreads();
     if (rank < n) {
         for (int source = 0; source < n; source++) {
@@ -129,13 +138,10 @@ __device__ inline void assign_rank_rows(const cuda_update &u, exchange &x)
             total += x.of[source][rank];
             u.prefix[source * n + rank] = (int32_t)total;
         }
-        if (u.expanded) {
-            total = assign_expert_rows(u, x, rank);
-            base = 0;
-        }
-        x.base[rank] = base;
-        x.rows_on[rank] = total;
-        if (total > x.of[rank][CUDA_MAX_RANKS])
+        x.base[rank] = u.expanded ? 0 : base;
+        if (!u.expanded)
+            x.rows_on[rank] = total;
+        if (x.rows_on[rank] > x.of[rank][CUDA_MAX_RANKS])
             atomicMin(&x.refused, rank);
     }
     __syncthreads();
@@ -176,10 +182,17 @@ __device__ inline void count_sent(const cuda_update &u, unsigned long long *sent
     int n = u.count.nranks, n_local = u.count.n_experts / n;
     const int32_t *counts = u.count.totals + (u.expanded ? n : 0);
 
+    unsigned long long all = 0, others = 0;
+
     for (int i = (int)threadIdx.x; i < (u.expanded ? u.count.n_experts : n); i += (int)blockDim.x) {
-        atomicAdd(sent, (unsigned long long)counts[i]);
-        if ((u.expanded ? i / n_local : i) != u.waits.rank)
-            atomicAdd(wire, (unsigned long long)counts[i]);
+        all += (unsigned long long)counts[i];
+        others += (u.expanded ? i / n_local : i) != u.waits.rank ? (unsigned long long)counts[i] : 0;
+    }
+    all = sum_lanes(all);
+    others = sum_lanes(others);
+    if (threadIdx.x % WARP == WARP - 1) {
+        atomicAdd(sent, all);
+        atomicAdd(wire, others);
     }
 }
 

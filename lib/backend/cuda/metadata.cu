@@ -33,13 +33,8 @@ __device__ void write_expert_counts(const cuda_metadata &m)
     for (int first = 0; first < m.route.n_local_experts; first += WARP) {
         int local = first + lane;
         int32_t exact = local < m.route.n_local_experts ? m.exact[local] : 0;
-        int32_t rows = (exact + m.alignment - 1) / m.alignment * m.alignment, end = rows;
+        int32_t rows = (exact + m.alignment - 1) / m.alignment * m.alignment, end = sum_lanes(rows);
 
-        for (int step = 1; step < WARP; step *= 2) {
-            int32_t before = __shfl_up_sync(ALL_LANES, end, step);
-
-            end += lane >= step ? before : 0;
-        }
         if (local < m.route.n_local_experts && m.psum_expert)
             m.psum_expert[local] = start + (m.route.expanded ? end - rows + exact : end);
         if (local < m.route.n_local_experts && m.count_exact)

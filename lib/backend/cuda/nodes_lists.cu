@@ -27,13 +27,8 @@ __device__ uint32_t sum_before(uint32_t value, uint32_t &ret_all)
 {
     __shared__ uint32_t sums[WARP];
     int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP, warps = (int)blockDim.x / WARP;
-    uint32_t sum = value, before = 0, all = 0;
+    uint32_t sum = sum_lanes(value), before = 0, all = 0;
 
-    for (int step = 1; step < WARP; step *= 2) {
-        uint32_t other = __shfl_up_sync(ALL_LANES, sum, step);
-
-        sum += lane >= step ? other : 0;
-    }
     __syncthreads();
     if (lane == WARP - 1)
         sums[warp] = sum;
