@@ -92,8 +92,8 @@ enum {
      * On CUDA within a node, in the expanded layout with up to 32 choices and without topk_weights, each rank adds up
      * its own rows, on all SMs (with EP_COMM_STRICT_SMS on those of ep_cuda_set_sms()), into staging memory of out_rows
      * rows, so that one row for each (token, rank) crosses the links. Such a combine includes ep_plan_get_metadata():
-     * the first one after new routing or after a capture, each one in a capture, and each one of a plan that was
-     * updated in a capture.
+     * the first one after new routing, unless recv_slot was requested of it, or after a capture, each one in a capture,
+     * and each one of a plan that was updated in a capture.
      */
     EP_COMBINE_ROUND_PARTIAL = 1u << 4
 };

@@ -220,6 +220,8 @@ static int call_all(struct state *s, int device, int round)
         args_dispatch(EP_BF16, HIDDEN, mirror_at(&s->b[X], device), mirror_at(&s->b[RECV], device), s->capacity);
     ep_combine_args combine = args_combine(HIDDEN, mirror_at(&s->b[RECV], device), mirror_at(&s->b[OUT], device));
 
+    if (s->scenario->expanded) /* reads the slots */
+        combine.flags = EP_COMBINE_BY_CHOICE | EP_COMBINE_ROUND_PARTIAL;
     CALL(ep_dispatch(s->plan[device], &dispatch, group_stream(&s->group, device)));
     CALL(get_metadata(s, device, round, round % 2 ? TOKENS : 0));
     TRY(get_layout(s, device));

@@ -310,6 +310,8 @@ struct cuda_reduce {
     int32_t stride;
 };
 
+#define CUDA_SOURCE_STRIDE(nranks) (INT32_MAX / (nranks)) /* the stride of all of them: graphs write there, too */
+
 #define CUDA_REDUCE_BYTES 2048 /* of a sum that a warp makes at once */
 
 struct cuda_combine {
@@ -489,7 +491,8 @@ struct cuda_metadata {
     int64_t max_rows; /* that this rank can receive */
     int64_t out_rows; /* of the caller's arrays: more between nodes, where the host knows what it receives */
     int32_t *recv_source, *recv_slot, *n_recv_tokens, *psum_rank, *psum_expert, *count_exact, *rank_prefix;
-    int32_t *later_prefix; /* rank_prefix that cuda_nodes_plan_prefix() writes; NULL: none */
+    int32_t *later_prefix;          /* rank_prefix that cuda_nodes_plan_prefix() writes; NULL: none */
+    int32_t *own_slot, *own_source; /* the plan's, for struct cuda_reduce; NULL: not wanted */
 };
 
 /* The layout of a routing; outputs as those of ep_layout. */

@@ -67,6 +67,19 @@ static size_t lay_out(const ep_plan *plan, char *memory, struct cuda_metadata *m
     return at;
 }
 
+/* Where slots and sources are that combines read, whatever the caller does with its own. */
+static ep_status place_slots(struct cuda_comm *cuda, const ep_plan *plan, int32_t **ret_slot, int32_t **ret_source)
+{
+    size_t rows = (size_t)cuda_plan_rows(plan), slots = rows * (size_t)plan->args.topk + 1;
+    struct cuda_block *block = &cuda_plan_of(plan)->slots;
+
+    if (!block->memory)
+        EP_TRY(cuda_pool_alloc(cuda, (slots + rows) * sizeof(int32_t), cuda_plan_block_use(plan), block));
+    *ret_slot = block->memory;
+    *ret_source = *ret_slot + slots;
+    return EP_OK;
+}
+
 static ep_status alloc_sources(struct cuda_comm *cuda, const ep_plan *plan, struct cuda_metadata *m)
 {
     struct cuda_plan *device = cuda_plan_of(plan);
@@ -76,7 +89,7 @@ static ep_status alloc_sources(struct cuda_comm *cuda, const ep_plan *plan, stru
     if (!device->sources.memory)
         EP_TRY(cuda_pool_alloc(cuda, lay_out(plan, NULL, m), cuda_plan_block_use(plan), &device->sources));
     lay_out(plan, device->sources.memory, m);
-    if (!m->recv_slot)
+    if (!m->recv_slot && !m->own_slot)
         m->choices = m->recv_choices = NULL;
     return EP_OK;
 }
@@ -108,7 +121,7 @@ static ep_status find_counts(struct cuda_comm *cuda, const ep_plan *plan, struct
     return EP_OK;
 }
 
-static ep_status fill(struct cuda_comm *cuda, const ep_plan *plan, const ep_plan_metadata *dst,
+static ep_status fill(struct cuda_comm *cuda, const ep_plan *plan, const ep_plan_metadata *dst, bool slots,
                       const struct cuda_route *route, struct cuda_metadata *ret_metadata)
 {
     struct cuda_metadata *m = ret_metadata;
@@ -129,7 +142,9 @@ static ep_status fill(struct cuda_comm *cuda, const ep_plan *plan, const ep_plan
                                 .rank_prefix = dst->rank_prefix};
     EP_TRY(find_counts(cuda, plan, m));
     cuda_fill_waits(cuda, EP_GROUP_DISPATCH_READY, EP_GROUP_DISPATCH_DONE, &m->waits);
-    return dst->recv_source || dst->recv_slot ? alloc_sources(cuda, plan, m) : EP_OK;
+    if (slots)
+        EP_TRY(place_slots(cuda, plan, &m->own_slot, &m->own_source));
+    return dst->recv_source || dst->recv_slot || slots ? alloc_sources(cuda, plan, m) : EP_OK;
 }
 
 static ep_status check_pointers(struct cuda_comm *cuda, const ep_plan *plan, const ep_plan_metadata *dst)
@@ -166,22 +181,25 @@ static ep_status send_sources(ep_plan *plan, const struct cuda_metadata *m, ep_s
     return status;
 }
 
-static ep_status metadata(struct cuda_call *call, ep_plan *plan, const ep_plan_metadata *dst, ep_stream stream)
+/* `slots`: those that combines read, too. */
+static ep_status metadata(struct cuda_call *call, ep_plan *plan, const ep_plan_metadata *dst, bool slots)
 {
-    const struct cuda_plan *device = cuda_plan_of(plan);
+    struct cuda_plan *device = cuda_plan_of(plan);
     struct cuda_route route;
     struct cuda_metadata m;
 
     EP_TRY(cuda_plan_ready(call, plan, &route));
     EP_TRY(check_pointers(call->cuda, plan, dst));
-    EP_TRY(fill(call->cuda, plan, dst, &route, &m));
+    EP_TRY(fill(call->cuda, plan, dst, slots, &route, &m));
     EP_TRY(cuda_status(cuda_launch_metadata_counts(&m, call->stream), "metadata kernel"));
     call->queued = true;
     if (dst->rank_prefix && device->on_device && device->lists)
         EP_TRY(cuda_nodes_plan_prefix(call, plan, dst->rank_prefix));
     if (!m.rows)
         return EP_OK;
-    EP_TRY(send_sources(plan, &m, stream));
+    EP_TRY(send_sources(plan, &m, call->stream));
+    if (slots)
+        device->has_slots = !call->capture;
     return cuda_status(cuda_launch_sources(&m, call->stream), "metadata kernel");
 }
 
@@ -191,24 +209,22 @@ ep_status cuda_plan_metadata(ep_plan *plan, const ep_plan_metadata *dst, ep_stre
     struct cuda_call call;
 
     EP_TRY(cuda_call_begin(cuda_of(plan->comm), stream, true, &call));
-    return cuda_call_end(&call, metadata(&call, plan, dst, stream));
+    /* The combine that follows would need an exchange of its own. */
+    return cuda_call_end(&call, metadata(&call, plan, dst, dst->recv_slot && !cuda_crosses_nodes(call.cuda)));
 }
 
 ep_status cuda_plan_slots(struct cuda_call *call, ep_plan *plan, struct cuda_reduce *reduce)
 {
-    struct cuda_plan *device = cuda_plan_of(plan);
-    size_t rows = (size_t)cuda_plan_rows(plan), slots = rows * (size_t)plan->args.topk + 1;
-    ep_plan_metadata dst = EP_PLAN_METADATA_INIT;
+    const struct cuda_plan *device = cuda_plan_of(plan);
+    ep_plan_metadata none = EP_PLAN_METADATA_INIT;
+    int32_t *slot, *source;
 
-    if (!device->slots.memory)
-        EP_TRY(
-            cuda_pool_alloc(call->cuda, (slots + rows) * sizeof(int32_t), cuda_plan_block_use(plan), &device->slots));
-    reduce->slots = dst.recv_slot = device->slots.memory;
-    reduce->source = dst.recv_source = dst.recv_slot + slots;
-    reduce->stride = dst.source_stride = INT32_MAX / plan->comm->nranks;
+    EP_TRY(place_slots(call->cuda, plan, &slot, &source));
+    reduce->slots = slot;
+    reduce->source = source;
+    reduce->stride = none.source_stride = CUDA_SOURCE_STRIDE(plan->comm->nranks);
     if (!device->has_slots || device->updated_in_graph || call->capture)
-        EP_TRY(metadata(call, plan, &dst, call->stream));
-    device->has_slots = !call->capture;
+        EP_TRY(metadata(call, plan, &none, true));
     reduce->first = device->on_device ? device->route.counts->first : device->exact_counts;
     return EP_OK;
 }

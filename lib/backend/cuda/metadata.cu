@@ -156,7 +156,9 @@ __device__ void clear_all(const cuda_metadata &m)
                    {m.psum_expert, n_local},
                    {m.count_exact, n_local},
                    {m.rank_prefix, (int64_t)m.nranks * m.nranks},
-                   {m.later_prefix, (int64_t)m.nranks * m.nranks}};
+                   {m.later_prefix, (int64_t)m.nranks * m.nranks},
+                   {m.own_source, m.max_rows},
+                   {m.own_slot, m.max_rows * m.route.topk}};
 
     for (auto &output : outputs)
         for (int64_t i = thread; i < output.n && output.at; i += threads)
@@ -175,6 +177,8 @@ __device__ void clear_outputs(const cuda_metadata &m)
         m.recv_rows[i * m.row_words + WORD_RANK] = 0;
     for (int64_t i = thread; i < slots && m.recv_slot; i += threads)
         m.recv_slot[i] = -1;
+    for (int64_t i = thread; i < slots && m.own_slot; i += threads)
+        m.own_slot[i] = -1;
     for (int64_t i = m.first[m.nranks] + thread; i < m.out_rows && m.recv_source; i += threads)
         m.recv_source[i] = 0;
     for (int64_t i = slots + thread; i < m.out_rows * m.route.topk && m.recv_slot; i += threads)
@@ -203,7 +207,7 @@ __device__ bool write_source(const cuda_metadata &m, int64_t at)
     const int32_t *row = m.recv_rows + at * m.row_words;
     int rank = row[WORD_RANK] - 1, token = row[WORD_TOKEN] - 1, n = m.nranks;
     int64_t number = m.route.expanded ? row[WORD_NUMBERS + m.rank] : at;
-    float choice = m.recv_slot ? m.recv_choices[at] : 0.0f;
+    float choice = m.recv_choices ? m.recv_choices[at] : 0.0f;
 
     if (rank < 0 || rank >= n || token < 0 || number < 0 || number >= m.first[n] ||
         !(choice >= 0.0f && choice < (float)m.route.topk)) {
@@ -219,6 +223,10 @@ __device__ bool write_source(const cuda_metadata &m, int64_t at)
         m.recv_source[number] = rank * m.stride + token;
     if (m.recv_slot)
         m.recv_slot[number * m.route.topk + (int)choice] = (int32_t)at;
+    if (!m.own_slot)
+        return true;
+    m.own_source[number] = rank * CUDA_SOURCE_STRIDE(n) + token;
+    m.own_slot[number * m.route.topk + (int)choice] = (int32_t)at;
     return true;
 }
 
