@@ -128,7 +128,6 @@ static int run_process(const ep_boot *process)
 {
     struct group group = {.n = RANKS, .slots = {0, 1, 2, 3}, .fresh = -1, .slot = process->rank};
     ep_comm_config config = EP_COMM_CONFIG_INIT;
-    ep_status status;
     ep_comm *comm;
     ep_boot boot;
     int layer = 0;
@@ -142,12 +141,11 @@ static int run_process(const ep_boot *process)
     boot = boot_of(&group);
     config.slots = RANKS;
     config.slot = group.slot;
-    status = ep_comm_new(&boot, &config, &comm);
-    if (status != EP_OK) {
+    if (ep_comm_new(&boot, &config, &comm) != EP_OK) {
         fprintf(stderr, "%s\n", ep_last_error());
         return EXIT_FAILURE;
     }
-    while ((status = work(comm, &group, &layer)) != EP_OK) {
+    while (work(comm, &group, &layer) != EP_OK) {
         printf("rank %d: %d layers done. %s\n", group.slot, layer, ep_comm_last_error(comm));
         /* If a member does not come, or dies meanwhile, agree again. Plans are made or renewed afterwards. */
         do {

@@ -155,8 +155,8 @@ size_t ep_net_whole_pages(size_t bytes)
     return rest == 0 ? bytes : __builtin_add_overflow(bytes, page - rest, &bytes) ? SIZE_MAX : bytes;
 }
 
-/* Bytes touched between two checks of the memory limits: small, so that concurrent ranks stay within the margin. */
 #define HUGE_PAGE_BYTES ((size_t)2 << 20)
+/* Bytes touched between two checks of the memory limits: small, so that concurrent ranks stay within the margin. */
 #define PIECE_BYTES ((size_t)256 << 10)
 
 /* Zeroed, with all pages faulted in: exceeding a memory limit is an error here, not a SIGBUS or SIGKILL later. */
@@ -164,17 +164,19 @@ static ep_status new_pages(size_t bytes, void **ret_memory)
 {
     size_t whole = ep_net_whole_pages(bytes),
            alignment = whole < HUGE_PAGE_BYTES ? (size_t)sysconf(_SC_PAGESIZE) : HUGE_PAGE_BYTES;
-    unsigned char *memory = whole == SIZE_MAX ? NULL : aligned_alloc(alignment, whole);
-    ep_status status = memory ? EP_OK : ep_fail(EP_E_MEMORY, "no memory for %zu bytes", bytes);
+    void *memory = NULL;
+    ep_status status = EP_OK;
 
-    if (memory)
+    if (whole == SIZE_MAX || posix_memalign(&memory, alignment, whole) != 0)
+        status = ep_fail(EP_E_MEMORY, "no memory for %zu bytes", bytes);
+    else
         (void)madvise(memory, whole, MADV_HUGEPAGE); /* a five hundredth of the faults, where the machine has them */
     for (size_t at = 0; status == EP_OK && at < whole; at += PIECE_BYTES) {
         size_t piece = whole - at < PIECE_BYTES ? whole - at : PIECE_BYTES;
 
         status = ep_reserve_check(piece);
         if (status == EP_OK)
-            memset(memory + at, 0, piece);
+            memset((char *)memory + at, 0, piece);
     }
     if (status == EP_OK)
         *ret_memory = memory;
