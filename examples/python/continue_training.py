@@ -34,8 +34,8 @@ def train_step(comm, step):
         raise SystemExit("a result is not what it must be")
 
 
-def train(process, port):
-    store, rank, step, change = dist.TCPStore("127.0.0.1", port, is_master=False), process, 0, 0
+def train(process, store):
+    rank, step, change = process, 0, 0
     if process == RANKS:  # the spare waits until it is needed; the others know the step
         store.wait(["failed 1"])
         rank, step, change = int(store.get("failed 1").split(b",")[0]), STEPS, 1
@@ -60,7 +60,11 @@ def train(process, port):
     comm.free()
 
 
+def start(process, port):
+    train(process, dist.TCPStore("127.0.0.1", port, is_master=False))
+
+
 if __name__ == "__main__":
     os.environ["EPKIT_BACKEND"] = "host"
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    torch.multiprocessing.spawn(train, args=(server.port,), nprocs=RANKS + 1)
+    torch.multiprocessing.spawn(start, args=(server.port,), nprocs=RANKS + 1)
