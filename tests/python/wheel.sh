@@ -17,8 +17,10 @@ if ! "$python" -c 'import sysconfig, os, sys; sys.exit(not os.path.exists(syscon
 fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-# Where the source lies is no reason to compile it again, nor where pip unpacks an archive of it.
-export CCACHE_BASEDIR=$work CCACHE_NOHASHDIR=1 TMPDIR=$work
+# Where the source lies is no reason to compile again what the build of the tests has compiled, by the same name and with
+# the same flags, nor where pip unpacks an archive of it.
+export CCACHE_BASEDIR=$work CCACHE_DEPEND=1 TMPDIR=$work
+export CC=${CC:-cc} CMAKE_ARGS=-DEPKIT_WERROR=ON SKBUILD_BUILD_DIR=build-wheel
 export PYTHONDONTWRITEBYTECODE=1 EPKIT_BACKEND=host OMP_NUM_THREADS=1
 number=0
 
@@ -102,7 +104,7 @@ cuda_wheel() {
     nvcc=$("$EPKIT_SOURCE/scripts/cuda_toolkit.sh" | tail -n 1)
     mkdir "$work/gpu"
     tar -C "$EPKIT_SOURCE" -cf - CMakeLists.txt LICENSE pyproject.toml cmake include lib python scripts | tar -C "$work/gpu" -xf -
-    PATH=$(dirname "$python"):$PATH CUDACXX=$nvcc CC=${CC:-/usr/bin/gcc} EPKIT_CUDA=ON CMAKE_ARGS=-DCMAKE_CUDA_ARCHITECTURES=90 \
+    PATH=$(dirname "$python"):$PATH CUDACXX=$nvcc EPKIT_CUDA=ON CMAKE_ARGS="$CMAKE_ARGS -DCMAKE_CUDA_ARCHITECTURES=90" \
         "$work/gpu/scripts/wheel.sh" "$work/gpu/wheels" --no-build-isolation || return 1
     wheel=$(find "$work/gpu/wheels" -name 'epkit-0.1.0+cu1*-cp310-abi3-manylinux_2_*.whl')
     [ -n "$wheel" ] && check_wheel "$wheel" && "$python" -m zipfile -l "$wheel" | grep -q 'epkit/libepkit-cuda.so' || return 1
