@@ -128,7 +128,7 @@ static void resume(struct controller *c, unsigned absent)
     c->stopped &= ~absent;
     while (c->living & absent && time(NULL) - begin < HANG_S) {
         watch(c);
-        usleep(500);
+        usleep(5000);
     }
     if (c->living & absent) {
         printf("     the ranks %#x, which are absent, do not end\n", c->living & absent);

@@ -114,7 +114,7 @@ int elastic_rank(struct table *table, int slot, int group)
     sigaction(SIGALRM, &action, NULL);
     for (;;) {
         while ((number = atomic_load(&table->number)) >= 0 && number < work.group && !leaves)
-            usleep(200);
+            usleep(1000);
         if (number < 0 || leaves)
             break;
         work.group = number;
