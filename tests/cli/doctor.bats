@@ -184,7 +184,7 @@ need_namespaces() {
 # In namespaces of its own, so that nothing real is touched.
 live() {
     rm -rf live bin
-    cp -rl h100.peermem live # what is new in it is in folders of its own
+    cp -al h100.peermem live # what is new in it is in folders of its own
     mkdir bin
     cat >bin/modprobe <<'SCRIPT'
 #!/bin/sh
