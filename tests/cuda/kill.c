@@ -425,7 +425,7 @@ static int launch_until_missed(struct state *s, const struct cell *cell, ep_stat
     return 0;
 }
 
-/* A sum that is missing is waited for two deadlines (lowlatency.h), if nobody else misses the rank before. */
+/* A sum that is missing is waited for two deadlines (lowlatency.h), if no other rank misses it before. */
 static int deadlines(const struct cell *cell)
 {
     return cell->where == IN_KERNEL && strncmp(cell->point->name, "ll-combine", 10) == 0 ? 2 : 1;

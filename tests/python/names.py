@@ -107,7 +107,7 @@ class Environment:
         self.probes = self.start(PROBES, self.site, PROBE, cwd=self.folder, EPKIT_BACKEND="host", PYTHONDONTWRITEBYTECODE="1", PYTHONPATH="")
         self.pips = self.start(PIP, pathlib.Path(pip.__file__).parent.parent, PIP_DISABLE_PIP_VERSION_CHECK="1",
                                PIP_ROOT_USER_ACTION="ignore")
-        self.pips.stdout.readline()  # a Python that begins while a test has removed site-packages searches it never
+        self.pips.stdout.readline()  # a Python that starts while site-packages is removed never searches it
 
     def start(self, program, *words, cwd=None, **variables):
         return subprocess.Popen([self.python, "-c", program, *words], cwd=cwd, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
